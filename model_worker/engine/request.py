@@ -1,0 +1,70 @@
+"""What goes into the engine and what comes out of it.
+
+First hop of a request's path: the RPC layer builds a ``GenerateRequest``; the
+engine answers with ``Event`` values in the order Started, Tokens*, Finished.
+"""
+
+from dataclasses import dataclass, field
+
+from prefixcache.accounting import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen; the defaults mean greedy decoding.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1.0 keep all tokens.
+    ``seed`` seeds the request's own generator; None draws one.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """When to stop. ``max_new_tokens`` None: what fits, at most the worker's default."""
+
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One request: a tokenized prompt and what to do with it."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stopping: StopConditions = field(default_factory=StopConditions)
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was admitted and matched."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokensGenerated:
+    """New token ids and the text that became certain with them."""
+
+    token_ids: list[int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request ended well; ``record`` is complete."""
+
+    record: RequestRecord
+
+
+Event = Started | TokensGenerated | Finished

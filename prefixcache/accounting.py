@@ -1,0 +1,40 @@
+"""The one record a request leaves behind.
+
+The engine fills it; the response's usage and timings, the statistics and the
+log line are all read from it, so they cannot disagree.
+"""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What one request was, what it cost and what the cache saved.
+
+    Times are seconds of a monotonic clock's differences; token counts are whole
+    prompts and outputs. ``outcome`` is ``finished``, ``cancelled``, ``deadline``
+    or ``failed``; ``finish_reason`` is set for ``finished`` alone.
+    """
+
+    request_id: str
+    model: str = ""
+    outcome: str = "running"
+    finish_reason: str = ""
+    matched_stop: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    cache_creation_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    queue_s: float = 0.0
+    lookup_s: float = 0.0
+    load_s: float = 0.0
+    prefill_s: float = 0.0
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    total_s: float = 0.0
+    saved_s: float = 0.0
+
+    def log_fields(self) -> dict[str, str | int | float]:
+        """The record as a flat dictionary for one log line; times rounded to microseconds."""
+        return {k: round(v, 6) if isinstance(v, float) else v for k, v in asdict(self).items()}
