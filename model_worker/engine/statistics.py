@@ -1,0 +1,64 @@
+"""What a worker says of itself: snapshots that ``GetStats`` and ``stats`` show.
+
+Filled by the engine on its loop from the request records; every field has the
+meaning and unit of the message of the same name in ``admin.proto``.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Requests by outcome."""
+
+    received: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    failed: int = 0
+    hits: int = 0
+
+
+@dataclass(slots=True)
+class TokenStats:
+    """Tokens by kind."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    computed: int = 0
+    saved_s: float = 0.0
+    hit_rate: float = 0.0
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """The engine now."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    max_num_seqs: int = 0
+    num_draining_slots: int = 0
+    pending_recompute_tokens: int = 0
+    num_iterations: int = 0
+    num_slots: int = 0
+    num_busy_slots: int = 0
+
+
+@dataclass(slots=True)
+class Percentiles:
+    """Seconds."""
+
+    p50_s: float = 0.0
+    p90_s: float = 0.0
+    p99_s: float = 0.0
+
+
+@dataclass(slots=True)
+class LatencyStats:
+    """Distributions over recent requests."""
+
+    ttft: Percentiles = field(default_factory=Percentiles)
+    tpot: Percentiles = field(default_factory=Percentiles)
+    total: Percentiles = field(default_factory=Percentiles)
+    loop_lag: Percentiles = field(default_factory=Percentiles)
