@@ -1,0 +1,1 @@
+"""The edge to gRPC that worker and client share: errors as statuses, request ids."""

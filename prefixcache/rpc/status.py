@@ -1,0 +1,100 @@
+"""The one table between the exceptions of prefixcache and gRPC status codes.
+
+The worker's interceptor turns exceptions into statuses by ``to_status``; the
+client turns statuses back by ``from_rpc_error``. A worker's own answer carries
+the request id in its trailing metadata, which tells it from a broken
+connection.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import grpc
+
+from prefixcache import errors
+
+REQUEST_ID_KEY: Final = "x-request-id"
+
+STATUS_OF: Final[dict[type[errors.PrefixCacheError], grpc.StatusCode]] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.NamespaceMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CapacityExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.EngineStopped: grpc.StatusCode.UNAVAILABLE,
+    errors.TierUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.CorruptBlock: grpc.StatusCode.DATA_LOSS,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.RequestCancelled: grpc.StatusCode.CANCELLED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.InternalError: grpc.StatusCode.INTERNAL,
+    errors.ConfigError: grpc.StatusCode.INTERNAL,
+    errors.PrefixCacheError: grpc.StatusCode.INTERNAL,
+}
+
+# Of two exceptions with one code the first in STATUS_OF is what a client raises.
+ERROR_OF: Final[dict[grpc.StatusCode, type[errors.PrefixCacheError]]] = {
+    grpc.StatusCode.UNIMPLEMENTED: errors.NotFound,
+    grpc.StatusCode.OUT_OF_RANGE: errors.InvalidRequest,
+    grpc.StatusCode.ALREADY_EXISTS: errors.InvalidRequest,
+    grpc.StatusCode.ABORTED: errors.InternalError,
+    grpc.StatusCode.UNKNOWN: errors.InternalError,
+    **{code: error for error, code in reversed(STATUS_OF.items())},
+}
+
+
+def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, str]:
+    """Give the status code and message a caller gets for ``error``.
+
+    The text of an error without a code of its own stays in the worker: its
+    caller learns only the request id under which the worker logs it.
+    """
+    code = next((STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF), grpc.StatusCode.INTERNAL)
+    if code is grpc.StatusCode.INTERNAL:
+        return code, f"internal error; the worker's log has it under request id {request_id}"
+    return code, str(error)
+
+
+def from_rpc_error(error: grpc.RpcError, *, address: str = "") -> errors.PrefixCacheError:
+    """Make the exception a user of the client gets for a failed call.
+
+    ``error`` is what grpc or grpc.aio raised; ``address`` is where the client
+    meant to call, named in the message when nobody answers there.
+    """
+    code, details = _code(error), _details(error)
+    where = f" at {address}" if address else ""
+    if code is grpc.StatusCode.UNAVAILABLE and not _is_answered(error):
+        return errors.EngineStopped(_unreachable(error, where=where, details=details))
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.NotFound(f"the worker{where} does not offer this call ({details}); run a worker of this version")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and not _is_answered(error):
+        return errors.DeadlineExceeded(f"no complete answer from the worker{where} in time; allow a longer timeout")
+    if code is grpc.StatusCode.CANCELLED and not _is_answered(error):
+        return errors.RequestCancelled("the call was cancelled before its answer was complete")
+    return ERROR_OF.get(code, errors.InternalError)(details or f"the worker{where} answered {code.name}")
+
+
+def _unreachable(error: grpc.RpcError, *, where: str, details: str) -> str:
+    if _has_request_id(error, "initial_metadata"):
+        return f"the connection to the worker{where} broke before its answer was complete ({details}); try again"
+    return f"no worker answers{where} ({details}); start a worker with `prefixcache serve`"
+
+
+def _is_answered(error: grpc.RpcError) -> bool:
+    return _has_request_id(error, "trailing_metadata")
+
+
+def _has_request_id(error: grpc.RpcError, kind: str) -> bool:
+    read = getattr(error, kind, None)
+    metadata: Iterable[tuple[str, str | bytes]] = (read() if read is not None else None) or ()
+    return any(key == REQUEST_ID_KEY for key, _ in metadata)
+
+
+def _code(error: grpc.RpcError) -> grpc.StatusCode:
+    code = error.code() if hasattr(error, "code") else None
+    return code if isinstance(code, grpc.StatusCode) else grpc.StatusCode.UNKNOWN
+
+
+def _details(error: grpc.RpcError) -> str:
+    details = error.details() if hasattr(error, "details") else str(error)
+    return details or ""
