@@ -1,0 +1,22 @@
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import prefixcache.core
+
+CORE = Path(prefixcache.core.__path__[0])
+
+
+def imported_top_levels(source: str) -> set[str]:
+    nodes = list(ast.walk(ast.parse(source)))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    from_others = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0}
+    return {name.partition(".")[0] for name in plain | from_others}
+
+
+@pytest.mark.parametrize("path", sorted(CORE.rglob("*.py")), ids=lambda path: path.name)
+def test_core_imports_only_the_standard_library_and_xxhash(path: Path) -> None:
+    allowed = sys.stdlib_module_names | {"xxhash", "prefixcache"}
+    assert imported_top_levels(path.read_text()) <= allowed
