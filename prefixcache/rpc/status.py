@@ -15,6 +15,9 @@ from prefixcache import errors
 
 REQUEST_ID_KEY: Final = "x-request-id"
 
+# gRPC drops trailing metadata above 8 KiB, and percent-encodes a character to up to 12 bytes.
+MAX_MESSAGE_CHARS: Final = 600
+
 STATUS_OF: Final[dict[type[errors.PrefixCacheError], grpc.StatusCode]] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
@@ -47,12 +50,14 @@ def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, s
     """Give the status code and message a caller gets for ``error``.
 
     The text of an error without a code of its own stays in the worker: its
-    caller learns only the request id under which the worker logs it.
+    caller learns only the request id under which the worker logs it. Messages
+    are cut to what fits into a trailer.
     """
     code = next((STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF), grpc.StatusCode.INTERNAL)
     if code is grpc.StatusCode.INTERNAL:
         return code, f"internal error; the worker's log has it under request id {request_id}"
-    return code, str(error)
+    message = str(error)
+    return code, message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}…"
 
 
 def from_rpc_error(error: grpc.RpcError, *, address: str = "") -> errors.PrefixCacheError:

@@ -1,0 +1,80 @@
+"""What the RPC layer needs of the engine, and nothing else of it.
+
+The servicers are written against these protocols; the engine fits them, and so
+does the fake engine of the tests. What is only passed on to a message of equal
+field names is an ``object`` here; ``messages.fill`` reads it by those names.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol, TypeVar, TypeVarTuple
+
+from model_worker.engine.request import Event, GenerateRequest
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+class ModelDescription(Protocol):
+    """The model served: what validation reads, besides all fields of ``GetModelInfoResponse``."""
+
+    @property
+    def model(self) -> str:
+        """Name the model is served under."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in [0, vocab_size)."""
+
+
+class Tokenizer(Protocol):
+    """The model's tokenizer and chat template; thread-safe; raises InvalidRequest."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``render_chat`` can work at all."""
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokenize plain text, with the special tokens the tokenizer adds by default."""
+
+    def render_chat(self, messages: list[dict[str, str]]) -> str:
+        """Render messages of ``role`` and ``content`` by the chat template."""
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Tokenize a rendered chat, whose special tokens are in its text."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+
+
+class Backend(Protocol):
+    """The engine as the servicers see it; every method is called on its event loop."""
+
+    @property
+    def description(self) -> ModelDescription:
+        """The model served."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Run one request: Started, TokensGenerated*, Finished; closing the generator aborts it."""
+
+    def lookup(self, prompt_token_ids: list[int], *, cache_salt: str) -> object:
+        """Say what of a prompt is cached, changing nothing; fields of ``LookupResponse``."""
+
+    def evict(self, target_bytes: int) -> object:
+        """Shrink the cache to at most ``target_bytes``; fields of ``EvictResponse``."""
+
+    def clear(self) -> object:
+        """Drop every cached prefix; fields of ``ClearResponse``."""
+
+    def stats(self) -> object:
+        """Take a snapshot; fields of ``GetStatsResponse`` without ``model``."""
+
+    def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Awaitable[Result]:
+        """Run a blocking function in the I/O pool."""

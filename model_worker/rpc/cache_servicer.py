@@ -1,0 +1,21 @@
+"""``PrefixCache``: read-only questions about cached prefixes."""
+
+from model_worker.rpc.backend import Backend
+from model_worker.rpc.bounds import check_cache_salt
+from model_worker.rpc.messages import fill
+from model_worker.rpc.prompts import resolve_prompt
+from prefixcache.pb.v1 import cache_pb2, cache_pb2_grpc
+
+
+class CacheServicer(cache_pb2_grpc.PrefixCacheServicer):
+    """Serves ``PrefixCache`` from a backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def Lookup(self, request: cache_pb2.LookupRequest, context: object) -> cache_pb2.LookupResponse:  # noqa: N802
+        """Say how much of a prompt is cached now."""
+        check_cache_salt(request.cache_salt)
+        prompt = await resolve_prompt(request.prompt, self._backend)
+        found = self._backend.lookup(prompt.token_ids, cache_salt=request.cache_salt)
+        return fill(cache_pb2.LookupResponse, found)

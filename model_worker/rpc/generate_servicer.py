@@ -1,0 +1,64 @@
+"""``ModelWorker``: generation, tokenizing and the model's description.
+
+First hop of a request: validated and tokenized here, then run by the engine.
+The engine's generator is pulled one message at a time, so a slow caller slows
+its own request alone, and it is closed however the call ends.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from model_worker.engine.request import GenerateRequest
+from model_worker.rpc.backend import Backend
+from model_worker.rpc.bounds import check_cache_salt
+from model_worker.rpc.messages import fill, response_of
+from model_worker.rpc.options import check_model, read_sampling, read_stopping
+from model_worker.rpc.prompts import resolve_prompt
+from prefixcache.pb.v1 import worker_pb2, worker_pb2_grpc
+from prefixcache.rpc.interceptors import current_request_id
+
+
+class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
+    """Serves ``ModelWorker`` from a backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def Generate(  # noqa: N802 -- gRPC's name
+        self,
+        request: worker_pb2.GenerateRequest,
+        context: object,
+    ) -> AsyncIterator[worker_pb2.GenerateResponse]:
+        """Stream Started, Tokens and Finished of one request."""
+        async with aclosing(self._backend.generate(await self._read(request))) as events:
+            async for event in events:
+                yield response_of(event)
+
+    async def _read(self, request: worker_pb2.GenerateRequest) -> GenerateRequest:
+        description = self._backend.description
+        check_model(request.model, description)
+        check_cache_salt(request.cache_salt)
+        sampling = read_sampling(request.sampling)
+        stopping = read_stopping(request.stopping, description)
+        prompt = await resolve_prompt(request.prompt, self._backend)
+        return GenerateRequest(
+            request_id=current_request_id(),
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling,
+            stopping=stopping,
+            cache_salt=request.cache_salt,
+        )
+
+    async def Tokenize(self, request: worker_pb2.TokenizeRequest, context: object) -> worker_pb2.TokenizeResponse:  # noqa: N802
+        """Render and tokenize a prompt as Generate would."""
+        prompt = await resolve_prompt(request.prompt, self._backend)
+        text = prompt.text
+        if text is None:
+            text = await self._backend.run_io(self._backend.tokenizer.decode, prompt.token_ids)
+        return worker_pb2.TokenizeResponse(ids=prompt.token_ids, text=text)
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: worker_pb2.GetModelInfoRequest, context: object
+    ) -> worker_pb2.GetModelInfoResponse:
+        """Describe the model served."""
+        return fill(worker_pb2.GetModelInfoResponse, self._backend.description)

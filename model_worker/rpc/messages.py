@@ -1,0 +1,48 @@
+"""From the engine's values to the messages of the wire.
+
+Dataclass fields and message fields have equal names, so most messages are
+filled by name; a missing name is an error of our own code.
+"""
+
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from model_worker.engine.request import Event, Finished, Started
+from prefixcache.pb.v1 import worker_pb2
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+def fill(message_type: type[AnyMessage], source: object, **given: str) -> AnyMessage:
+    """Make a message whose fields are the attributes of ``source`` of the same names.
+
+    Fields in ``given`` are taken from there. Nested messages are filled from
+    nested attributes; repeated fields and maps take sequences and mappings.
+    """
+    empty = message_type()
+    values: dict[str, object] = dict(given)
+    for field in message_type.DESCRIPTOR.fields:
+        if field.name not in given:
+            default, value = getattr(empty, field.name), getattr(source, field.name)
+            values[field.name] = fill(type(default), value) if isinstance(default, Message) else value
+    return message_type(**values)
+
+
+def response_of(event: Event) -> worker_pb2.GenerateResponse:
+    """Make the message of the stream that carries ``event``."""
+    if isinstance(event, Started):
+        return worker_pb2.GenerateResponse(started=fill(worker_pb2.Started, event))
+    if isinstance(event, Finished):
+        return worker_pb2.GenerateResponse(finished=_finished(event))
+    return worker_pb2.GenerateResponse(tokens=worker_pb2.Tokens(ids=event.token_ids, text=event.text))
+
+
+def _finished(event: Finished) -> worker_pb2.Finished:
+    record = event.record
+    return worker_pb2.Finished(
+        reason=worker_pb2.FinishReason.Value(f"FINISH_REASON_{record.finish_reason.upper()}"),
+        usage=fill(worker_pb2.Usage, record),
+        timings=fill(worker_pb2.Timings, record),
+        matched_stop=record.matched_stop,
+    )

@@ -1,0 +1,86 @@
+"""From a ``Prompt`` message to token ids: the one way of Generate, Tokenize and Lookup."""
+
+from dataclasses import dataclass
+
+from model_worker.rpc.backend import Backend
+from model_worker.rpc.bounds import (
+    MAX_CHAT_MESSAGES,
+    MAX_PROMPT_BYTES,
+    MAX_PROMPT_IDS,
+    MAX_ROLE_BYTES,
+    check_count,
+    check_size,
+    check_token_ids,
+    shown,
+)
+from prefixcache.errors import InvalidRequest
+from prefixcache.pb.v1 import worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPrompt:
+    """Token ids, at least one, and the text they were made from; None where ids were sent."""
+
+    token_ids: list[int]
+    text: str | None
+
+
+async def resolve_prompt(prompt: worker_pb2.Prompt, backend: Backend) -> ResolvedPrompt:
+    """Validate a prompt and tokenize it in the I/O pool; raises InvalidRequest."""
+    kind = prompt.WhichOneof("input")
+    if kind == "text":
+        resolved = await _resolve_text(prompt.text, backend)
+    elif kind == "chat":
+        resolved = await _resolve_chat(prompt.chat, backend)
+    elif kind == "tokens":
+        resolved = _resolve_tokens(prompt.tokens, backend)
+    else:
+        raise InvalidRequest("prompt is not set; set one of prompt.text, prompt.chat and prompt.tokens")
+    if not resolved.token_ids:
+        raise InvalidRequest(f"prompt.{kind} has no tokens; send a prompt of at least one token")
+    return resolved
+
+
+async def _resolve_text(text: str, backend: Backend) -> ResolvedPrompt:
+    check_size(text, field="prompt.text", limit=MAX_PROMPT_BYTES)
+    return ResolvedPrompt(await backend.run_io(backend.tokenizer.encode_text, text), text)
+
+
+async def _resolve_chat(chat: worker_pb2.Chat, backend: Backend) -> ResolvedPrompt:
+    if not backend.tokenizer.has_chat_template:
+        model = backend.description.model
+        raise InvalidRequest(
+            f"prompt.chat cannot be rendered: model {model!r} has no chat template; send prompt.text or prompt.tokens"
+        )
+    messages = _checked_messages(chat)
+
+    def render_and_encode() -> ResolvedPrompt:
+        text = backend.tokenizer.render_chat(messages)
+        return ResolvedPrompt(backend.tokenizer.encode_rendered(text), text)
+
+    return await backend.run_io(render_and_encode)
+
+
+def _checked_messages(chat: worker_pb2.Chat) -> list[dict[str, str]]:
+    field = "prompt.chat.messages"
+    if not chat.messages:
+        raise InvalidRequest(f"{field} is empty; send at least one message")
+    check_count(len(chat.messages), field=field, limit=MAX_CHAT_MESSAGES)
+    for index, message in enumerate(chat.messages):
+        if not message.role or len(message.role.encode()) > MAX_ROLE_BYTES:
+            raise InvalidRequest(
+                f"{field}[{index}].role is {shown(message.role)}; send a role the model's chat template accepts, "
+                "such as 'user'"
+            )
+    num_bytes = sum(len(message.content.encode()) for message in chat.messages)
+    if num_bytes > MAX_PROMPT_BYTES:
+        raise InvalidRequest(f"{field} have {num_bytes} bytes of content; send at most {MAX_PROMPT_BYTES}")
+    return [{"role": message.role, "content": message.content} for message in chat.messages]
+
+
+def _resolve_tokens(tokens: worker_pb2.TokenIds, backend: Backend) -> ResolvedPrompt:
+    field = "prompt.tokens.ids"
+    check_count(len(tokens.ids), field=field, limit=MAX_PROMPT_IDS)
+    ids = list(tokens.ids)
+    check_token_ids(ids, field=field, vocab_size=backend.description.vocab_size)
+    return ResolvedPrompt(ids, None)

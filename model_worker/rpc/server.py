@@ -1,0 +1,103 @@
+"""The worker's gRPC server: its services, its bounds, its start and its stop."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from grpc import aio
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_reflection.v1alpha import reflection
+
+from model_worker.rpc.admin_servicer import AdminServicer
+from model_worker.rpc.backend import Backend
+from model_worker.rpc.bounds import MAX_MESSAGE_BYTES
+from model_worker.rpc.cache_servicer import CacheServicer
+from model_worker.rpc.draining import Gate
+from model_worker.rpc.generate_servicer import GenerateServicer
+from model_worker.rpc.listening import ListenAddress, check_listen, parse_listen
+from prefixcache.errors import ConfigError
+from prefixcache.pb.v1 import admin_pb2, admin_pb2_grpc, cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
+from prefixcache.rpc.interceptors import RequestInterceptor
+
+OWN_SERVICES: Final = tuple(
+    service.full_name
+    for file in (worker_pb2, cache_pb2, admin_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+)
+
+_UNGATED_CALLS: Final = 64
+_FLUSH_S: Final = 0.5
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+
+
+class Server:
+    """Serves a backend on one address; start once, stop once.
+
+    ``listen`` is ``HOST:PORT``, port 0 for any free one. Beyond loopback it
+    needs ``insecure``. ``max_message_bytes`` bounds a message either way;
+    ``max_calls`` bounds the calls open at once, health and reflection apart.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        listen: str,
+        insecure: bool = False,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_calls: int = 1024,
+    ) -> None:
+        self._backend = backend
+        self._address = parse_listen(listen)
+        self._insecure = insecure
+        self._gate = Gate(max_calls=max_calls)
+        self._health = health.aio.HealthServicer()
+        self._server = aio.server(
+            interceptors=(RequestInterceptor(), self._gate),
+            options=_options(max_message_bytes),
+            maximum_concurrent_rpcs=max_calls + _UNGATED_CALLS,
+        )
+
+    async def start(self) -> str:
+        """Bind, serve, and return the address with its real port; raises ConfigError."""
+        await check_listen(self._address, insecure=self._insecure)
+        self._add_services()
+        port = self._bind()
+        for service in OWN_SERVICES:
+            await self._health.set(service, HealthCheckResponse.SERVING)
+        await self._server.start()
+        return str(ListenAddress(self._address.host, port))
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop for good: unhealthy first, no new calls, ``grace_s`` seconds for open ones, then end them."""
+        await self._health.enter_graceful_shutdown()
+        await self._gate.drain(grace_s)
+        await self._server.stop(_FLUSH_S)
+
+    def _add_services(self) -> None:
+        worker_pb2_grpc.add_ModelWorkerServicer_to_server(GenerateServicer(self._backend), self._server)
+        cache_pb2_grpc.add_PrefixCacheServicer_to_server(CacheServicer(self._backend), self._server)
+        admin_pb2_grpc.add_CacheAdminServicer_to_server(AdminServicer(self._backend), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*OWN_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    def _bind(self) -> int:
+        try:
+            return self._server.add_insecure_port(str(self._address))
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {self._address}: {error}; choose another address") from error
+
+
+def _options(max_message_bytes: int) -> Sequence[tuple[str, int]]:
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        *_CHANNEL_OPTIONS,
+    )

@@ -1,0 +1,189 @@
+"""An engine without a model: scripted events, and a record of what was asked of it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, TypeVarTuple
+
+from model_worker.engine.request import Event, Finished, GenerateRequest, Started, TokensGenerated
+from model_worker.engine.statistics import EngineStats, LatencyStats, Percentiles, RequestStats, TokenStats
+from prefixcache.accounting import RequestRecord
+from prefixcache.errors import InvalidRequest
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+@dataclass(frozen=True)
+class FakeDescription:
+    model: str = "fake"
+    model_type: str = "llama"
+    max_model_len: int = 1000
+    vocab_size: int = 256
+    block_size: int = 4
+    block_bytes: int = 1024
+    dtype: str = "float32"
+    device: str = "cpu"
+    namespace_digest: str = "ab" * 32
+    namespace_fields: Mapping[str, str] = field(default_factory=lambda: {"block_size": "4"})
+    version: str = "0.0"
+    has_chat_template: bool = True
+    eos_token_ids: Sequence[int] = (0,)
+    max_num_seqs: int = 2
+    is_cache_enabled: bool = True
+    memory_plan_bytes: Mapping[str, int] = field(default_factory=lambda: {"weights": 7})
+
+
+@dataclass
+class FakeTokenizer:
+    """One token per byte; a chat is rendered as ``role: content`` lines."""
+
+    has_chat_template: bool = True
+
+    def encode_text(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def render_chat(self, messages: list[dict[str, str]]) -> str:
+        if any(message["role"] == "alien" for message in messages):
+            raise InvalidRequest("prompt.chat.messages: the template knows no role 'alien'; use 'user'")
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
+@dataclass
+class FakeLookupResult:
+    prompt_tokens: int
+    cached_prompt_tokens: int = 4
+    cached_blocks: int = 1
+    num_blocks: int = 2
+    block_size: int = 4
+
+
+@dataclass
+class FakeEvictResult:
+    evicted_blocks: int = 3
+    evicted_bytes: int = 3072
+    used_bytes: int = 100
+
+
+@dataclass
+class FakeClearResult:
+    cleared_blocks: int = 5
+    cleared_bytes: int = 5120
+
+
+@dataclass
+class FakeCacheStats:
+    is_enabled: bool = True
+    used_bytes: int = 1
+    capacity_bytes: int = 2
+    num_blocks: int = 3
+    num_held_blocks: int = 4
+    published_blocks: int = 5
+    evicted_blocks: int = 6
+    dropped_blocks: int = 7
+    num_nodes: int = 8
+    block_size: int = 9
+    block_bytes: int = 10
+
+
+@dataclass
+class FakeWorkerStats:
+    uptime_s: float = 1.5
+    resident_bytes: int = 12345
+    requests: RequestStats = field(default_factory=lambda: RequestStats(received=3, finished=2, hits=1))
+    tokens: TokenStats = field(default_factory=lambda: TokenStats(prompt=10, cached=4, hit_rate=0.4))
+    cache: FakeCacheStats = field(default_factory=FakeCacheStats)
+    engine: EngineStats = field(default_factory=lambda: EngineStats(max_num_seqs=2))
+    latency: LatencyStats = field(default_factory=lambda: LatencyStats(ttft=Percentiles(p50_s=0.25)))
+
+
+def finished_record(request_id: str = "r") -> RequestRecord:
+    """Give every field of a finished request a value of its own."""
+    return RequestRecord(
+        request_id=request_id,
+        model="fake",
+        outcome="finished",
+        finish_reason="stop_text",
+        matched_stop="END",
+        prompt_tokens=10,
+        completion_tokens=3,
+        cached_prompt_tokens=4,
+        cache_creation_tokens=8,
+        queue_s=0.1,
+        lookup_s=0.2,
+        load_s=0.3,
+        prefill_s=0.4,
+        ttft_s=0.5,
+        tpot_s=0.6,
+        total_s=0.7,
+        saved_s=0.8,
+    )
+
+
+@dataclass
+class FakeEngine:
+    """Yields ``events``; waits for ``gate`` before the event at ``gate_at``; raises ``error`` at the end.
+
+    ``requests`` are the calls that arrived, ``num_open`` the generators running
+    now, ``num_closed`` those that ended however. ``num_yielded`` counts events taken.
+    """
+
+    description: FakeDescription = field(default_factory=FakeDescription)
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    events: Sequence[Event] = field(
+        default_factory=lambda: [
+            Started(prompt_tokens=10, cached_prompt_tokens=4),
+            TokensGenerated([1, 2], "ab"),
+            TokensGenerated([3], "c"),
+            Finished(finished_record()),
+        ]
+    )
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    gate_at: int | None = None
+    error: Exception | None = None
+    requests: list[GenerateRequest] = field(default_factory=list)
+    lookups: list[tuple[list[int], str]] = field(default_factory=list)
+    evictions: list[int] = field(default_factory=list)
+    num_io_calls: int = 0
+    num_open: int = 0
+    num_closed: int = 0
+    num_yielded: int = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        self.requests.append(request)
+        self.num_open += 1
+        try:
+            for index, event in enumerate(self.events):
+                if index == self.gate_at:
+                    await self.gate.wait()
+                self.num_yielded += 1
+                yield event
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.num_open -= 1
+            self.num_closed += 1
+
+    def lookup(self, prompt_token_ids: list[int], *, cache_salt: str) -> FakeLookupResult:
+        self.lookups.append((prompt_token_ids, cache_salt))
+        return FakeLookupResult(prompt_tokens=len(prompt_token_ids))
+
+    def evict(self, target_bytes: int) -> FakeEvictResult:
+        self.evictions.append(target_bytes)
+        return FakeEvictResult()
+
+    def clear(self) -> FakeClearResult:
+        return FakeClearResult()
+
+    def stats(self) -> FakeWorkerStats:
+        return FakeWorkerStats()
+
+    async def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        self.num_io_calls += 1
+        return await asyncio.to_thread(function, *args)
