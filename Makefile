@@ -1,7 +1,7 @@
 # Every command of this project. `make help` lists them.
 
 PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11 python; do \
-	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	"$$candidate" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& { echo "$$candidate"; break; }; done)
 # Where torch comes from; empty: where pip is configured to look. See deploy/README.md.
 TORCH_INDEX_URL ?=
@@ -16,8 +16,7 @@ STAMP := $(VENV)/.installed
 PIP_LOG := $(VENV)/pip.log
 CONSTRAINTS := deploy/constraints.txt
 EXTRAS := worker,dev
-PACKAGES := prefixcache model_worker tests
-PROTO_FILES = $(wildcard protos/prefixcache/pb/v1/*.proto)
+PACKAGES := prefixcache model_worker protos tests
 RUN_PYTEST = HF_HUB_OFFLINE=1 $(BIN)/python -m $(if $(COVERAGE),coverage run -m) pytest
 
 # $(call pip_install,what is shown,arguments): one step of the set-up; pip's own words only if it fails.
@@ -26,11 +25,6 @@ define pip_install
 	if $(BIN)/python -m pip install --no-input -c $(CONSTRAINTS) $(2) >$(PIP_LOG) 2>&1; \
 	then echo " $$(($$(date +%s) - started)) s"; \
 	else echo ' failed'; tail -n 40 $(PIP_LOG) >&2; echo 'make: pip failed; its whole output is in $(PIP_LOG)' >&2; exit 1; fi
-endef
-
-# $(call generate_protos,folder): writes the modules made from protos/ under that folder.
-define generate_protos
-	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO_FILES)
 endef
 
 .DEFAULT_GOAL := help
@@ -43,7 +37,7 @@ setup: $(STAMP) ## create .venv with everything in it; nothing to do the second 
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@rm -f $(STAMP)
-	@test -n "$(PYTHON)" || { echo 'make: found no Python 3.11 or newer; install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3' >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo 'make: found no Python 3.11 or newer that can create virtual environments; install one (Debian: with python3-venv), or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3' >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'make: PYTHON=$(PYTHON) is not Python 3.11 or newer; name one that is: make $(MAKECMDGOALS) PYTHON=/path/to/python3' >&2; exit 1; }
 	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version); this takes some minutes the first time"
 	@"$(PYTHON)" -m venv $(VENV) || { echo 'make: $(PYTHON) cannot create $(VENV); its venv module may be a package of its own (python3-venv)' >&2; exit 1; }
@@ -80,11 +74,11 @@ imports: setup ## check which package imports which
 	$(BIN)/lint-imports --no-logo
 
 protos: setup ## write prefixcache/pb from protos/
-	$(call generate_protos,.)
+	$(BIN)/python protos/generate.py
 
 protos-check: setup ## fail if prefixcache/pb is not what protos/ gives
 	@rm -rf build/protos && mkdir -p build/protos
-	@$(call generate_protos,build/protos)
+	@$(BIN)/python protos/generate.py build/protos
 	@for file in $$(cd build/protos && find . -name '*.py' -o -name '*.pyi'); do \
 		diff -u "$$file" "build/protos/$$file" || { echo "make: $$file is stale; run make protos and commit it" >&2; exit 1; }; done
 
