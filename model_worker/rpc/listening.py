@@ -24,11 +24,7 @@ class ListenAddress:
 
 
 def parse_listen(listen: str) -> ListenAddress:
-    """Parse ``HOST:PORT`` or ``[IPV6]:PORT``; raises ConfigError.
-
-    >>> str(parse_listen("127.0.0.1:50051")), parse_listen("[::1]:0").host
-    ('127.0.0.1:50051', '::1')
-    """
+    """Parse ``HOST:PORT`` or ``[IPV6]:PORT``; raises ConfigError."""
     host, separator, port = listen.rpartition(":")
     is_port = separator and port.isascii() and port.isdigit() and int(port) <= 65535
     is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))

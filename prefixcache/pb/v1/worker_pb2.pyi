@@ -62,7 +62,8 @@ class Prompt(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, tokenized as it is with the model's special tokens added as
-    the tokenizer does by default. At least one token after tokenizing.
+    the tokenizer does by default. At least one token after tokenizing, at
+    most 8 MiB.
     """
     @_builtins.property
     def chat(self) -> Global___Chat:
@@ -98,7 +99,7 @@ class Chat(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """At least one message."""
+        """At least one message, at most 4,096, with at most 8 MiB of content in all."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"system", "user", "assistant" or "tool"; what the template accepts."""
+    """"system", "user", "assistant" or "tool"; what the template accepts. 1 to 64 bytes."""
     content: _builtins.str
     """The text of the turn."""
     def __init__(
@@ -148,7 +149,7 @@ class TokenIds(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids in prompt order."""
+        """Ids in prompt order, 1 to 1,048,576 of them."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 (default): greedy, the most probable token. Otherwise logits are divided
-    by it; finite and not negative.
+    by it; finite and at least 0.001.
     """
     top_k: _builtins.int
     """Keep only the k most probable tokens; 0 (default): all."""
@@ -221,15 +222,16 @@ class Stopping(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """At most this many new tokens, at least 1; absent: what fits in the model's
-    window, at most the worker's default.
+    """At most this many new tokens, at least 1 and at most the model's window;
+    absent: what fits in the window, at most the worker's default.
     """
     ignore_eos: _builtins.bool
     """Do not stop at the model's own end tokens."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Stop before the first of these texts appears, wherever token boundaries
-        fall; the text is not part of the output. Each non-empty, at most 16.
+        fall; the text is not part of the output. At most 16, each
+        of 1 to 1,024 bytes.
         """
 
     @_builtins.property

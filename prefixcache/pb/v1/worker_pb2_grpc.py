@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class ModelWorkerStub:
-    """Runs one base model. Every call may carry the metadata key "x-request-id";
-    the worker makes one up where it is absent and returns it in the initial
-    metadata of the response.
+    """Runs one base model. Every call may carry the metadata key "x-request-id": 1
+    to 64 letters, digits or "._:-". The worker makes one up where it is absent or
+    of another form, and returns it in the initial metadata of the response; a
+    failure carries it in the trailing metadata too.
     """
 
     def __init__(self, channel):
@@ -55,15 +56,16 @@ class ModelWorkerStub:
 
 
 class ModelWorkerServicer:
-    """Runs one base model. Every call may carry the metadata key "x-request-id";
-    the worker makes one up where it is absent and returns it in the initial
-    metadata of the response.
+    """Runs one base model. Every call may carry the metadata key "x-request-id": 1
+    to 64 letters, digits or "._:-". The worker makes one up where it is absent or
+    of another form, and returns it in the initial metadata of the response; a
+    failure carries it in the trailing metadata too.
     """
 
     def Generate(self, request, context):
         """Generates from a prompt and streams the result: one Started, any number of
         Tokens, one Finished. Cancelling the call stops the request within one
-        engine iteration. Errors: INVALID_ARGUMENT, RESOURCE_EXHAUSTED,
+        engine iteration. Errors: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED,
         DEADLINE_EXCEEDED, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -111,9 +113,10 @@ def add_ModelWorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelWorker:
-    """Runs one base model. Every call may carry the metadata key "x-request-id";
-    the worker makes one up where it is absent and returns it in the initial
-    metadata of the response.
+    """Runs one base model. Every call may carry the metadata key "x-request-id": 1
+    to 64 letters, digits or "._:-". The worker makes one up where it is absent or
+    of another form, and returns it in the initial metadata of the response; a
+    failure carries it in the trailing metadata too.
     """
 
     @staticmethod

@@ -13,16 +13,17 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelWorkerStub:
-    """Runs one base model. Every call may carry the metadata key "x-request-id";
-    the worker makes one up where it is absent and returns it in the initial
-    metadata of the response.
+    """Runs one base model. Every call may carry the metadata key "x-request-id": 1
+    to 64 letters, digits or "._:-". The worker makes one up where it is absent or
+    of another form, and returns it in the initial metadata of the response; a
+    failure carries it in the trailing metadata too.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateResponse]
     """Generates from a prompt and streams the result: one Started, any number of
     Tokens, one Finished. Cancelling the call stops the request within one
-    engine iteration. Errors: INVALID_ARGUMENT, RESOURCE_EXHAUSTED,
+    engine iteration. Errors: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED,
     DEADLINE_EXCEEDED, UNAVAILABLE.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_worker_pb2.TokenizeRequest, _worker_pb2.TokenizeResponse]
@@ -31,9 +32,10 @@ class ModelWorkerStub:
     """Describes the model served, its limits and its cache identity."""
 
 class ModelWorkerServicer(metaclass=_abc_1.ABCMeta):
-    """Runs one base model. Every call may carry the metadata key "x-request-id";
-    the worker makes one up where it is absent and returns it in the initial
-    metadata of the response.
+    """Runs one base model. Every call may carry the metadata key "x-request-id": 1
+    to 64 letters, digits or "._:-". The worker makes one up where it is absent or
+    of another form, and returns it in the initial metadata of the response; a
+    failure carries it in the trailing metadata too.
     """
 
     @_abc_1.abstractmethod
@@ -44,7 +46,7 @@ class ModelWorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_worker_pb2.GenerateResponse]:
         """Generates from a prompt and streams the result: one Started, any number of
         Tokens, one Finished. Cancelling the call stops the request within one
-        engine iteration. Errors: INVALID_ARGUMENT, RESOURCE_EXHAUSTED,
+        engine iteration. Errors: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED,
         DEADLINE_EXCEEDED, UNAVAILABLE.
         """
 
