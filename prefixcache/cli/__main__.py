@@ -1,0 +1,5 @@
+"""``python -m prefixcache.cli``: the same as the ``prefixcache`` command."""
+
+from prefixcache.cli import main
+
+main()

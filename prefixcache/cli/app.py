@@ -1,0 +1,45 @@
+"""The table of verbs."""
+
+from typing import Annotated
+
+import typer
+
+from prefixcache.cli.chat import chat
+from prefixcache.cli.clear import clear
+from prefixcache.cli.demo import demo
+from prefixcache.cli.evict import evict
+from prefixcache.cli.failures import EPILOG, exits_by_code
+from prefixcache.cli.generate import generate
+from prefixcache.cli.lookup import lookup
+from prefixcache.cli.ping import ping
+from prefixcache.cli.serve import serve
+from prefixcache.cli.stats import stats
+
+app = typer.Typer(
+    name="prefixcache",
+    help="Transformer inference that computes every prompt prefix once.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+for verb in (serve, generate, chat, lookup, stats, evict, clear, ping, demo):
+    app.command(epilog=EPILOG)(exits_by_code(verb))
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        import prefixcache
+
+        typer.echo(f"prefixcache {prefixcache.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Transformer inference that computes every prompt prefix once."""

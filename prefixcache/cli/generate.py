@@ -1,0 +1,87 @@
+"""``prefixcache generate``: one prompt, one answer."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prefixcache.cli.options import (
+    DEFAULT_ADDRESS,
+    AddressOption,
+    FormatOption,
+    MaxNewTokensOption,
+    OutputFormat,
+    RawOption,
+    SaltOption,
+    SeedOption,
+    SystemOption,
+    TemperatureOption,
+    TextArgument,
+    TimeoutOption,
+    TopKOption,
+    TopPOption,
+    connect,
+)
+from prefixcache.cli.output import print_json, summary
+from prefixcache.cli.prompts import build_prompt
+
+if TYPE_CHECKING:
+    from prefixcache.client import GenerateOptions, GenerationStream
+
+
+def generate(
+    text: TextArgument,
+    system: SystemOption = None,
+    raw: RawOption = False,
+    max_new_tokens: MaxNewTokensOption = None,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="Stop before this text; may be repeated.")] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option("--stop-token-id", min=0, help="Stop at this token; may be repeated.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the model's end tokens.")] = False,
+    cache_salt: SaltOption = "",
+    model: Annotated[str, typer.Option("--model", help="The model to run; the worker's own by default.")] = "",
+    request_id: Annotated[
+        str | None, typer.Option("--request-id", help="Name of the request in the worker's log.")
+    ] = None,
+    address: AddressOption = DEFAULT_ADDRESS,
+    timeout: TimeoutOption = 120.0,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Generate from a prompt: the answer goes to stdout, a line on tokens and times to stderr.
+
+    The prompt becomes a user message of the model's chat template; --raw sends
+    it as plain text.
+    """
+    options: GenerateOptions = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop or (),
+        "stop_token_ids": stop_token_id or (),
+        "ignore_eos": ignore_eos,
+        "cache_salt": cache_salt,
+        "model": model,
+        "request_id": request_id,
+    }
+    with connect(address, timeout=timeout) as client:
+        prompt = build_prompt(client, text, system=system, raw=raw)
+        if output is OutputFormat.JSON:
+            print_json(client.generate(prompt, **options))
+        else:
+            _print_stream(client.stream(prompt, **options))
+
+
+def _print_stream(stream: "GenerationStream") -> None:
+    with stream:
+        for chunk in stream:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+    typer.echo()
+    typer.echo(summary(stream.result), err=True)

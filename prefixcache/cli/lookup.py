@@ -1,0 +1,39 @@
+"""``prefixcache lookup``: how much of a prompt is cached now."""
+
+import typer
+
+from prefixcache.cli.options import (
+    DEFAULT_ADDRESS,
+    AddressOption,
+    FormatOption,
+    OutputFormat,
+    RawOption,
+    SaltOption,
+    SystemOption,
+    TextArgument,
+    TimeoutOption,
+    connect,
+)
+from prefixcache.cli.output import print_json
+from prefixcache.cli.prompts import build_prompt
+
+
+def lookup(
+    text: TextArgument,
+    system: SystemOption = None,
+    raw: RawOption = False,
+    cache_salt: SaltOption = "",
+    address: AddressOption = DEFAULT_ADDRESS,
+    timeout: TimeoutOption = 120.0,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Say how much of a prompt is cached now. Changes nothing."""
+    with connect(address, timeout=timeout) as client:
+        found = client.lookup(build_prompt(client, text, system=system, raw=raw), cache_salt=cache_salt)
+    if output is OutputFormat.JSON:
+        print_json(found)
+        return
+    typer.echo(
+        f"{found.cached_prompt_tokens} of {found.prompt_tokens} prompt tokens are cached "
+        f"({found.cached_blocks} of {found.num_blocks} full blocks of {found.block_size} tokens)"
+    )

@@ -1,0 +1,43 @@
+"""From what was typed to a prompt."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from prefixcache.client import Client
+    from prefixcache.client.types import Message, Prompt
+
+
+def typed_text(text: str) -> str:
+    """The text itself, or all of stdin for ``-``."""
+    return sys.stdin.read() if text == "-" else text
+
+
+def system_messages(system: str | None) -> list["Message"]:
+    """The system message given as text or as ``@file``, or none."""
+    if system is None:
+        return []
+    return [{"role": "system", "content": _read_file(system[1:]) if system.startswith("@") else system}]
+
+
+def build_prompt(client: "Client", text: str, *, system: str | None, raw: bool) -> "Prompt":
+    """Plain text where asked for or where the model has no chat template, else a chat of one turn."""
+    if raw and system is not None:
+        raise typer.BadParameter("--system needs the chat template; leave out --raw")
+    content = typed_text(text)
+    if raw:
+        return content
+    if system is None and not client.model_info().has_chat_template:
+        return content
+    turn: Message = {"role": "user", "content": content}
+    return [*system_messages(system), turn]
+
+
+def _read_file(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {name!r}: {error}") from None

@@ -1,0 +1,93 @@
+"""``prefixcache serve``: run a worker in the foreground."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from prefixcache.cli.options import DEFAULT_ADDRESS, FormatOption, OutputFormat, size_bytes
+from prefixcache.cli.output import print_json
+from prefixcache.cli.worker_process import Ready, WorkerProcess, forwarded_signals
+from prefixcache.errors import EngineStopped
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["bfloat16", "float32"]
+ModelOption = Annotated[str, typer.Option("--model", help="A name of the catalogue, a folder or a GGUF file.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where the model runs.")]
+
+
+def serve(
+    model: ModelOption = "smollm2-135m",
+    device: DeviceOption = "auto",
+    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Type to compute in.")] = None,
+    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Port 0: a free one.")] = DEFAULT_ADDRESS,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and answer.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once.")] = None,
+    max_waiting: Annotated[int | None, typer.Option(min=0, help="Requests that may wait.")] = None,
+    l1_bytes: Annotated[
+        int | None, typer.Option(parser=size_bytes, metavar="SIZE", help="Memory for cached blocks, such as 2GB.")
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens in a cache block.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Cache no prefixes.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow listening beyond this machine.")] = False,
+    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="Such as info or warning.")] = None,
+    log_format: Annotated[Literal["text", "json"] | None, typer.Option(help="Lines of the log.")] = None,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Run a worker until Ctrl-C or SIGTERM; its log goes to stderr.
+
+    What is not given is the worker's default. The exit code is the worker's.
+    """
+    arguments = worker_arguments(
+        model=model,
+        device=device,
+        dtype=dtype,
+        listen=listen,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_waiting=max_waiting,
+        l1_bytes=l1_bytes,
+        block_size=block_size,
+        no_cache=no_cache,
+        threads=threads,
+        insecure=insecure,
+        log_level=log_level,
+        log_format=log_format,
+    )
+    raise typer.Exit(_run(arguments, output=output))
+
+
+def worker_arguments(**flags: str | int | bool | None) -> list[str]:
+    """Write the worker's flags; those that are None or False are left out.
+
+    >>> worker_arguments(model="m", max_num_seqs=4, no_cache=True, dtype=None)
+    ['--model', 'm', '--max-num-seqs', '4', '--no-cache']
+    """
+    arguments: list[str] = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        arguments.append("--" + name.replace("_", "-"))
+        if value is not True:
+            arguments.append(str(value))
+    return arguments
+
+
+def _run(arguments: list[str], *, output: OutputFormat) -> int:
+    with WorkerProcess(arguments) as worker, forwarded_signals(worker):
+        try:
+            _announce(worker.wait_ready(), output=output)
+        except EngineStopped as error:
+            code = worker.wait()
+            if code != 0:
+                typer.echo(f"error: {error}", err=True)
+            return code
+        return worker.wait()
+
+
+def _announce(ready: Ready, *, output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
+        print_json({"event": "ready", "address": ready.address, "model": ready.model})
+        return
+    where = "" if ready.address == DEFAULT_ADDRESS else f" --address {ready.address}"
+    typer.echo(f'ready on {ready.address}, serving {ready.model}; try: prefixcache generate{where} "Hello"')

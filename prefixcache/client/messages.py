@@ -1,0 +1,118 @@
+"""Between the client's plain values and the messages on the wire, both ways."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar, get_origin, get_type_hints
+
+from google.protobuf.message import Message as WireMessage
+
+from prefixcache.client.options import GenerateSettings
+from prefixcache.client.types import FinishReason, Generation, Prompt, Timings, Usage
+from prefixcache.errors import InvalidRequest
+from prefixcache.pb.v1 import worker_pb2 as pb
+
+_Value = TypeVar("_Value")
+
+_REASONS: dict[int, FinishReason] = {
+    pb.FINISH_REASON_EOS: "eos",
+    pb.FINISH_REASON_STOP_TEXT: "stop_text",
+    pb.FINISH_REASON_STOP_TOKEN: "stop_token",
+    pb.FINISH_REASON_LENGTH: "length",
+}
+
+
+def generate_request(prompt: Prompt, settings: GenerateSettings) -> pb.GenerateRequest:
+    """Build the request; a value that cannot be sent is an InvalidRequest naming its field."""
+    request = pb.GenerateRequest(prompt=wire_prompt(prompt))
+    for name in ("temperature", "top_k", "top_p", "seed"):
+        set_field(request.sampling, name, getattr(settings, name))
+    set_field(request.stopping, "max_new_tokens", settings.max_new_tokens)
+    set_field(request.stopping, "ignore_eos", settings.ignore_eos)
+    _extend(request.stopping, "stop", settings.stop_texts)
+    _extend(request.stopping, "stop_token_ids", settings.stop_token_ids)
+    set_field(request, "cache_salt", settings.cache_salt)
+    set_field(request, "model", settings.model)
+    return request
+
+
+def wire_prompt(prompt: Prompt) -> pb.Prompt:
+    """Build the prompt: a string is text, a list of dicts a chat, a list of ints token ids."""
+    if isinstance(prompt, str):
+        return _text_prompt(prompt)
+    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+        raise InvalidRequest(
+            f"prompt is a {type(prompt).__name__}; give a string, a list of token ids or a list of messages"
+        )
+    items = list(prompt)
+    if not items:
+        raise InvalidRequest("prompt is an empty list; give at least one token id or message")
+    return _chat_prompt(items) if isinstance(items[0], Mapping) else _token_prompt(items)
+
+
+def read(kind: type[_Value], message: WireMessage) -> _Value:
+    """Make a result of the dataclass ``kind`` from the message fields of the same names."""
+    hints = get_type_hints(kind)
+    assert is_dataclass(kind)
+    return kind(**{field.name: _plain(hints[field.name], getattr(message, field.name)) for field in fields(kind)})
+
+
+def generation(chunks: tuple[str, tuple[int, ...]], finished: pb.Finished, *, request_id: str) -> Generation:
+    """Make the result of a finished stream from its whole text and ids and its last message."""
+    text, token_ids = chunks
+    return Generation(
+        text=text,
+        token_ids=token_ids,
+        usage=read(Usage, finished.usage),
+        timings=read(Timings, finished.timings),
+        finish_reason=_REASONS.get(finished.reason, "unspecified"),
+        matched_stop=finished.matched_stop,
+        request_id=request_id,
+    )
+
+
+def set_field(message: WireMessage, name: str, value: object) -> None:
+    """Set one field; None leaves it absent, a value that does not fit is an InvalidRequest naming the field."""
+    if value is None:
+        return
+    try:
+        setattr(message, name, value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{name} = {value!r:.200} cannot be sent: {error}") from None
+
+
+def _text_prompt(text: str) -> pb.Prompt:
+    prompt = pb.Prompt()
+    set_field(prompt, "text", text)
+    return prompt
+
+
+def _token_prompt(ids: list[Any]) -> pb.Prompt:
+    prompt = pb.Prompt(tokens=pb.TokenIds())
+    _extend(prompt.tokens, "ids", ids)
+    return prompt
+
+
+def _chat_prompt(messages: list[Any]) -> pb.Prompt:
+    prompt = pb.Prompt(chat=pb.Chat())
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+            raise InvalidRequest(f"messages[{position}] is {message!r}; give a dict with exactly role and content")
+        turn = prompt.chat.messages.add()
+        set_field(turn, "role", message["role"])
+        set_field(turn, "content", message["content"])
+    return prompt
+
+
+def _extend(message: WireMessage, name: str, values: Iterable[object]) -> None:
+    try:
+        getattr(message, name).extend(values)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{name} = {values!r:.200} cannot be sent: {error}") from None
+
+
+def _plain(hint: Any, value: Any) -> Any:  # noqa: ANN401 - annotations and field values of any type
+    if is_dataclass(hint):
+        return read(hint, value)  # type: ignore[arg-type]
+    if get_origin(hint) is tuple:
+        return tuple(value)
+    return dict(value) if get_origin(hint) is Mapping else value

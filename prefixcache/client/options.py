@@ -1,0 +1,52 @@
+"""The options of one generation: what a caller may write, and the frozen value made of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword options of ``generate``, ``stream`` and ``chat``; all may be left out.
+
+    The defaults mean greedy decoding up to the worker's own token limit.
+    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1.0 keep all tokens;
+    equal ``seed`` and equal request give equal tokens. ``stop`` is one text or
+    several. Prefixes are shared only between requests of one ``cache_salt``.
+    ``timeout`` is in seconds for the whole call, retries included.
+    """
+
+    max_new_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    cache_salt: str
+    model: str
+    timeout: float | None
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateSettings:
+    """``GenerateOptions`` with every default filled in; an unknown name is a TypeError."""
+
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    cache_salt: str = ""
+    model: str = ""
+    timeout: float | None = None
+    request_id: str | None = None
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The stop texts as a tuple, also where one was given as a plain string."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

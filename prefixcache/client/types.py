@@ -1,0 +1,238 @@
+"""What the client takes and gives: plain frozen values, no protobuf, no gRPC.
+
+Counts are tokens, blocks or bytes as named; times ending in ``_s`` are seconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+FinishReason = Literal["eos", "stop_text", "stop_token", "length", "unspecified"]
+"""Why a generation ended: an end token of the model, a stop text or stop token of the request, the token limit."""
+
+
+class Message(TypedDict):
+    """One turn of a conversation; ``role`` is what the model's template accepts, such as ``user``."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""Plain text, token ids used as they are, or a conversation for the model's chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request.
+
+    ``cached_prompt_tokens`` came from the cache; ``cache_creation_tokens`` were
+    put into it by the request's end.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_prompt_tokens: int
+    cache_creation_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one request went, measured by the worker, in seconds.
+
+    ``ttft_s`` and ``total_s`` count from the request's arrival at the engine,
+    ``tpot_s`` is the mean per output token after the first, ``saved_s`` estimates
+    the prefill that cached tokens made unnecessary.
+    """
+
+    queue_s: float
+    lookup_s: float
+    load_s: float
+    prefill_s: float
+    ttft_s: float
+    tpot_s: float
+    total_s: float
+    saved_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was admitted and matched against the cache."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of the answer; either part may be empty, never both for long.
+
+    ``text`` never ends inside a character and never holds the beginning of what
+    may become a stop text.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished answer. ``matched_stop`` is the stop text that ended it, or empty."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    usage: Usage
+    timings: Timings
+    finish_reason: FinishReason
+    matched_stop: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Token ids a prompt is computed as, and the text they come from (a chat's rendered template)."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What is cached of a prompt now.
+
+    ``cached_blocks`` may be one more than ``cached_prompt_tokens`` tells, since
+    the last token of a prompt is always computed.
+    """
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    cached_blocks: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model a worker serves, its limits and its cache identity."""
+
+    model: str
+    model_type: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    block_bytes: int
+    dtype: str
+    device: str
+    namespace_digest: str
+    namespace_fields: Mapping[str, str]
+    version: str
+    has_chat_template: bool
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    is_cache_enabled: bool
+    memory_plan_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounters:
+    """Requests by outcome since the worker started; ``hits`` had at least one cached block."""
+
+    received: int
+    finished: int
+    cancelled: int
+    refused: int
+    failed: int
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounters:
+    """Tokens over finished requests; ``hit_rate`` is cached / prompt."""
+
+    prompt: int
+    cached: int
+    completion: int
+    computed: int
+    saved_s: float
+    hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """The cache in memory: bytes and blocks now, block movements since start."""
+
+    is_enabled: bool
+    used_bytes: int
+    capacity_bytes: int
+    num_blocks: int
+    num_held_blocks: int
+    published_blocks: int
+    evicted_blocks: int
+    dropped_blocks: int
+    num_nodes: int
+    block_size: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """The engine now."""
+
+    num_waiting: int
+    num_running: int
+    max_num_seqs: int
+    num_draining_slots: int
+    pending_recompute_tokens: int
+    num_iterations: int
+    num_slots: int
+    num_busy_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """A distribution over recent requests, in seconds."""
+
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyCounters:
+    """Distributions of time to first token, time per output token, whole requests and event loop lag."""
+
+    ttft: Percentiles
+    tpot: Percentiles
+    total: Percentiles
+    loop_lag: Percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """Statistics of one worker since it started serving."""
+
+    model: str
+    uptime_s: float
+    resident_bytes: int
+    requests: RequestCounters
+    tokens: TokenCounters
+    cache: CacheCounters
+    engine: EngineCounters
+    latency: LatencyCounters
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What an eviction removed, and the bytes still held (above the target where blocks are in use)."""
+
+    evicted_blocks: int
+    evicted_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What a clear made unmatchable."""
+
+    cleared_blocks: int
+    cleared_bytes: int
