@@ -14,6 +14,7 @@ from prefixcache.core.blocks import HASH_BYTES, TOKEN_BYTES
 from prefixcache.core.eviction import EvictionPolicy, EvictionQueue, LeastRecentlyUsed
 from prefixcache.core.invariants import check_forest
 from prefixcache.core.types import Hold, Match, Node
+from prefixcache.core.walk import Descent, cells_between, nodes_above, nodes_below
 
 
 class RadixIndex:
@@ -47,6 +48,7 @@ class RadixIndex:
         self.num_detached_blocks = 0
         self._block_bytes = block_size * TOKEN_BYTES
         self._hash_block = hash_block
+        self._descent = Descent(self._block_bytes, hash_block)
         self._roots: dict[bytes, Node] = {}
         self._held: set[Node] = set()
         self._queue: EvictionQueue[Node] = EvictionQueue(policy or LeastRecentlyUsed())
@@ -56,7 +58,7 @@ class RadixIndex:
     @property
     def num_held_blocks(self) -> int:
         """Attached blocks that a hold keeps from eviction. O(nodes held)."""
-        return sum(len(node.cells) for node in self._held_paths() if not node.is_detached)
+        return sum(len(node.cells) for node in nodes_above(self._held) if not node.is_detached)
 
     def match(self, root: bytes, tokens: bytes, *, max_blocks: int | None = None) -> Match:
         """Return the longest run of leading blocks of ``tokens`` present under ``root``, at most ``max_blocks``.
@@ -72,7 +74,7 @@ class RadixIndex:
         num_blocks = len(tokens) // self._block_bytes
         if max_blocks is not None and max_blocks < num_blocks:
             num_blocks = max_blocks
-        node, num_blocks_of_run, end = self._descend(node, tokens, 0, num_blocks * self._block_bytes)
+        node, num_blocks_of_run, end = self._descent.follow(node, tokens, 0, num_blocks * self._block_bytes)
         return Match(end // self._block_bytes, root, node, num_blocks_of_run, self._version)
 
     def hold(self, match: Match) -> Hold:
@@ -96,7 +98,7 @@ class RadixIndex:
     def cells(self, hold: Hold) -> list[int]:
         """Return the held path's cells, from the first block on. O(d + blocks)."""
         assert hold.node is not None, "this hold was released"
-        return self._cells_between(None, hold.node)
+        return cells_between(None, hold.node)
 
     def insert(self, hold: Hold, tokens: bytes, cells: Sequence[int]) -> list[int]:
         """Put ``cells`` after the held path as the blocks that follow it in ``tokens``; hold and touch all of it.
@@ -112,9 +114,9 @@ class RadixIndex:
         start = hold.num_blocks * size
         end = start + len(cells) * size
         assert end <= len(tokens), f"{len(cells)} blocks end at byte {end}, past the {len(tokens)} token bytes given"
-        last, num_blocks_of_run, parted_at = self._descend(node, tokens, start, end)
+        last, num_blocks_of_run, parted_at = self._descent.follow(node, tokens, start, end)
         last = self._cut(last, num_blocks_of_run)
-        present = self._cells_between(node, last)
+        present = cells_between(node, last)
         if parted_at < end:
             last = self._append(last, hold, tokens[parted_at:end], list(cells[len(present) :]))
         self._move(hold, last)
@@ -152,9 +154,9 @@ class RadixIndex:
 
         Cells of held paths come back from the ``release`` of their last hold.
         """
-        kept = self._held_paths()
+        kept = nodes_above(self._held)
         freed: list[int] = []
-        for node in self.nodes():
+        for node in nodes_below(self._roots.values()):
             if node in kept:
                 self._detach(node, kept)
             else:
@@ -166,66 +168,20 @@ class RadixIndex:
         self._version += 1
         return freed
 
-    def nodes(self) -> list[Node]:
-        """Return every attached node, roots included, parents before children. O(N)."""
-        found = list(self._roots.values())
-        for node in found:
-            for bucket in node.children.values():
-                found += bucket
-        return found
-
     def check(self) -> None:
         """Assert every invariant of the index. O(N + n)."""
         check_forest(self._roots, block_bytes=self._block_bytes, hash_block=self._hash_block)
-        nodes = self.nodes()
+        nodes = nodes_below(self._roots.values())
         assert self.num_nodes == len(nodes)
         assert self.num_blocks == sum(len(node.cells) for node in nodes)
         assert {node for node in nodes if node.num_holds} == {node for node in self._held if not node.is_detached}
         assert all(node.is_queued for node in nodes if node.is_evictable), "an evictable leaf is not queued"
         assert len(self._queue) == sum(node.is_queued for node in nodes), "the queue holds a dead node"
         assert all(node.last_use <= self._time for node in nodes)
-        detached = [node for node in self._held_paths() if node.is_detached]
+        detached = [node for node in nodes_above(self._held) if node.is_detached]
         assert self.num_detached_blocks == sum(len(node.cells) for node in detached)
         cells = [cell for node in (*nodes, *detached) for cell in node.cells]
         assert len(cells) == len(set(cells)), "a cell is in two places"
-
-    def _descend(self, node: Node, tokens: bytes, start: int, end: int) -> tuple[Node, int, int]:
-        """Follow ``tokens[start:end]`` from the end of ``node``: last node, blocks of its run covered, byte reached."""
-        size, hash_block = self._block_bytes, self._hash_block
-        covered = len(node.cells)
-        while start < end and node.children:
-            for child in node.children.get(hash_block(tokens[start : start + size]), ()):
-                common = self._common_bytes(child.tokens, tokens, start, end)
-                if common:
-                    break
-            else:
-                break
-            node, covered, start = child, common // size, start + common
-            if common < len(child.tokens):
-                break
-        return node, covered, start
-
-    def _common_bytes(self, run: bytes, tokens: bytes, start: int, end: int) -> int:
-        """Return the length of the whole blocks that ``run`` and ``tokens[start:end]`` share, by bisection."""
-        length = min(len(run), end - start)
-        if length == len(run) and tokens.startswith(run, start):
-            return length
-        size, same, beyond = self._block_bytes, 0, length // self._block_bytes + 1
-        while beyond - same > 1:
-            middle = (same + beyond) // 2
-            if run[same * size : middle * size] == tokens[start + same * size : start + middle * size]:
-                same = middle
-            else:
-                beyond = middle
-        return same * size
-
-    def _cells_between(self, above: Node | None, node: Node) -> list[int]:
-        runs = []
-        last: Node | None = node
-        while last is not None and last is not above:
-            runs.append(last.cells)
-            last = last.parent
-        return [cell for run in reversed(runs) for cell in run]
 
     def _add_root(self, root: bytes) -> Node:
         assert len(root) == HASH_BYTES, f"a scope root has {HASH_BYTES} bytes, not {len(root)}"
@@ -306,16 +262,6 @@ class RadixIndex:
         self.num_nodes -= 1
         self._settle(parent)
         return freed
-
-    def _held_paths(self) -> set[Node]:
-        """Return the nodes from every hold up to its root."""
-        paths: set[Node] = set()
-        for held in self._held:
-            node: Node | None = held
-            while node is not None and node not in paths:
-                paths.add(node)
-                node = node.parent
-        return paths
 
     def _detach(self, node: Node, kept: set[Node]) -> None:
         node.is_detached = True
