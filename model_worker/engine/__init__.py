@@ -1,0 +1,1 @@
+"""The engine: admission, scheduling, running and accounting of requests; no gRPC, no Redis."""

@@ -1,0 +1,111 @@
+"""Runs the model: every method is one operation on the model thread.
+
+The loop decides what to run and owns every slot, cell and hold; this file turns a
+step into one forward, samples, and copies between slots and cells.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_worker.engine.sampler import Sampler
+from model_worker.kv.slots import CellArray, Slot, SlotPool
+from model_worker.models.attention import AttentionBatch, Span
+from model_worker.models.loading import LoadedModel
+from model_worker.models.qualification import padded_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """One canonical block or the remainder of one sequence.
+
+    ``token_ids`` stand at positions ``[start, start + len)``; KV before ``start`` is in
+    ``slot``. ``sampler`` is set where the prompt ends with this step. ``cell``, where
+    set, receives the block's KV after the forward.
+    """
+
+    slot: Slot
+    token_ids: list[int]
+    start: int
+    sampler: Sampler | None = None
+    cell: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """The last token of one sequence, at ``position``; its KV is computed and the next token sampled."""
+
+    slot: Slot
+    token_id: int
+    position: int
+    sampler: Sampler
+
+
+class ModelRunner:
+    """Forwards of one model. ``observe_logits``, for tests and checks, sees the logits that tokens are drawn from."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        slots: SlotPool,
+        cells: CellArray | None,
+        allowed_rows: tuple[int, ...],
+        observe_logits: Callable[[Slot, Tensor], None] | None = None,
+    ) -> None:
+        self._causal = model.causal
+        self._device = model.device
+        self._slots = slots
+        self._cells = cells
+        self._allowed_rows = allowed_rows
+        self._observe_logits = observe_logits
+        size = model.layout.block_size
+        minus_inf = torch.full((size, size), float("-inf"), dtype=model.layout.working_dtype, device=model.device)
+        self._causal_mask = minus_inf.triu(1)
+
+    @torch.inference_mode()
+    def load(self, slot: Slot, cells: list[int], num_tokens: int) -> None:
+        """Copy cached blocks to the front of ``slot``, after making room for ``num_tokens`` tokens."""
+        self._slots.grow(slot, num_tokens)
+        if cells:
+            assert self._cells is not None
+            self._cells.load(cells, slot)
+
+    @torch.inference_mode()
+    def prefill(self, step: PrefillStep) -> int | None:
+        """Run one prefill step; the sampled token where the prompt ends with it, else None."""
+        num_tokens = len(step.token_ids)
+        self._slots.grow(step.slot, step.start + num_tokens)
+        ids = torch.tensor([step.token_ids], device=self._device)
+        positions = torch.arange(step.start, step.start + num_tokens, device=self._device).unsqueeze(0)
+        batch = AttentionBatch((Span(step.slot.kv, step.start, 0, num_tokens),), self._causal_mask)
+        token = None
+        if step.sampler is None:
+            self._causal.forward_kv(ids, positions, batch)
+        else:
+            logits = self._causal.forward_logits(ids, positions, batch, num_logits=1)[-1]
+            token = self._sample(step.slot, logits, step.sampler)
+        if step.cell is not None:
+            assert self._cells is not None
+            self._cells.store(step.slot, step.start // self._causal_mask.shape[0], step.cell)
+        return token
+
+    @torch.inference_mode()
+    def decode(self, rows: list[DecodeRow]) -> list[int]:
+        """One token for each of ``rows``; rows are padded to a size at which they do not see each other."""
+        padding = [0] * (padded_rows(len(rows), self._allowed_rows) - len(rows))
+        for row in rows:
+            self._slots.grow(row.slot, row.position + 1)
+        ids = torch.tensor([[row.token_id for row in rows] + padding], device=self._device)
+        positions = torch.tensor([[row.position for row in rows] + padding], device=self._device)
+        spans = tuple(Span(row.slot.kv, row.position, place, 1) for place, row in enumerate(rows))
+        batch = AttentionBatch(spans, self._causal_mask)
+        logits = self._causal.forward_logits(ids, positions, batch, num_logits=0)
+        return [self._sample(row.slot, logits[place], row.sampler) for place, row in enumerate(rows)]
+
+    def _sample(self, slot: Slot, logits: Tensor, sampler: Sampler) -> int:
+        if self._observe_logits is not None:
+            self._observe_logits(slot, logits)
+        return sampler.sample(logits)

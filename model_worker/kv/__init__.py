@@ -1,0 +1,1 @@
+"""Working KV of running sequences."""

@@ -1,0 +1,1 @@
+"""Models: finding, loading, identifying and qualifying them; their attention and linears."""

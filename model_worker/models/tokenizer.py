@@ -1,0 +1,75 @@
+"""Text to tokens and back: the model's own template, and a stream decoder.
+
+Thread-safe: the tokenizers library releases the GIL and keeps no state between
+calls; a ``StreamDecoder`` belongs to one sequence.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from prefixcache.errors import InvalidRequest
+
+
+class StreamDecoder:
+    """Text of one growing output, never half a character (the tokenizers library's stream decoder)."""
+
+    __slots__ = ("_stream", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def step(self, token_id: int) -> str:
+        """The text that became certain with ``token_id``; empty while a character is incomplete."""
+        return self._stream.step(self._tokenizer, token_id) or ""
+
+
+class PromptTokenizer:
+    """Encodes prompts exactly as the model expects them.
+
+    ``tokenizer`` is a transformers fast tokenizer. Methods raise InvalidRequest with
+    the offending value for input that has no tokens or that the template refuses.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  transformers' class; only models/ imports it
+        self._tokenizer = tokenizer
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self.has_chat_template = bool(tokenizer.chat_template)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of plain text, with the special tokens the tokenizer adds by default."""
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Tokens of text that a chat template rendered: special tokens are in the text already."""
+        return self._encode(text, add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The conversation as the model's template writes it, ending where the assistant's answer begins."""
+        if not self.has_chat_template:
+            raise InvalidRequest("this model has no chat template; send the prompt as text or as token ids")
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
+        return str(rendered)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ``token_ids``, special tokens included."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+
+    def new_stream(self) -> StreamDecoder:
+        """A decoder for one output."""
+        return StreamDecoder(self._backend)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"the prompt is not valid Unicode: {error}; send well-formed text") from error
