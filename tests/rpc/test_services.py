@@ -1,0 +1,62 @@
+"""The small calls: description, lookup, statistics, evict and clear."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import pytest
+
+from model_worker.engine import statistics
+from model_worker.rpc.messages import fill
+from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
+from tests.fakes.fake_engine import FakeDescription, FakeWorkerStats
+from tests.rpc.wire import Worker
+
+
+async def test_model_info_carries_every_field_of_the_description(worker: Worker) -> None:
+    info = await worker.model.GetModelInfo(worker_pb2.GetModelInfoRequest())
+    expected = asdict(FakeDescription())
+    assert {field.name for field in info.DESCRIPTOR.fields} == set(expected)
+    for name, value in expected.items():
+        got = getattr(info, name)
+        assert (dict(got) if isinstance(value, dict) else tuple(got) if isinstance(value, tuple) else got) == value
+
+
+async def test_lookup_carries_the_result(worker: Worker) -> None:
+    prompt = worker_pb2.Prompt(text="12345678")
+    found = await worker.cache.Lookup(cache_pb2.LookupRequest(prompt=prompt))
+    assert found == cache_pb2.LookupResponse(
+        prompt_tokens=8, cached_prompt_tokens=4, cached_blocks=1, num_blocks=2, block_size=4
+    )
+
+
+async def test_stats_carry_every_nested_field(worker: Worker) -> None:
+    stats = await worker.admin.GetStats(admin_pb2.GetStatsRequest())
+    expected = FakeWorkerStats()
+    assert (stats.model, stats.uptime_s, stats.resident_bytes) == ("fake", 1.5, 12345)
+    assert (stats.requests.received, stats.requests.finished, stats.requests.hits) == (3, 2, 1)
+    assert stats.tokens.hit_rate == 0.4
+    assert stats.latency.ttft.p50_s == 0.25
+    assert [getattr(stats.cache, field.name) for field in fields(expected.cache)] == [True, *range(1, 11)]
+
+
+async def test_evict_passes_the_target_and_carries_the_result(worker: Worker) -> None:
+    response = await worker.admin.Evict(admin_pb2.EvictRequest(target_bytes=2**63))
+    assert worker.engine.evictions == [2**63]
+    assert response == admin_pb2.EvictResponse(evicted_blocks=3, evicted_bytes=3072, used_bytes=100)
+
+
+async def test_clear_carries_the_result(worker: Worker) -> None:
+    response = await worker.admin.Clear(admin_pb2.ClearRequest())
+    assert response == admin_pb2.ClearResponse(cleared_blocks=5, cleared_bytes=5120)
+
+
+@pytest.mark.parametrize("name", ["RequestStats", "TokenStats", "EngineStats", "Percentiles", "LatencyStats"])
+def test_statistics_and_their_messages_have_the_same_fields(name: str) -> None:
+    message_type: Any = getattr(admin_pb2, name)
+    in_message = [field.name for field in message_type.DESCRIPTOR.fields]
+    assert in_message == [field.name for field in fields(getattr(statistics, name))]
+
+
+def test_fill_refuses_a_source_that_lacks_a_field() -> None:
+    with pytest.raises(AttributeError, match="cached_prompt_tokens"):
+        fill(worker_pb2.Started, object())

@@ -1,0 +1,141 @@
+"""Every field's bounds, over the wire: the error names the field and says what to do."""
+
+import math
+
+import pytest
+from grpc import aio
+
+from model_worker.rpc import bounds
+from prefixcache.errors import CapacityExceeded, InvalidRequest, NotFound
+from prefixcache.pb.v1 import cache_pb2, worker_pb2
+from prefixcache.pb.v1.worker_pb2 import Chat, ChatMessage, GenerateRequest, Prompt, Sampling, Stopping, TokenIds
+from tests.fakes.fake_engine import FakeTokenizer
+from tests.rpc.wire import Worker, error_of
+
+HELLO = Prompt(text="hello")
+
+
+def chat(*messages: tuple[str, str]) -> Prompt:
+    return Prompt(chat=Chat(messages=[ChatMessage(role=role, content=content) for role, content in messages]))
+
+
+BAD_PROMPTS = {
+    "prompt absent": (None, "prompt is not set; set one of prompt.text"),
+    "no input": (Prompt(), "prompt is not set"),
+    "text without tokens": (Prompt(text=""), "prompt.text has no tokens"),
+    "text too long": (Prompt(text="x" * (bounds.MAX_PROMPT_BYTES + 1)), "prompt.text has 8388609 bytes; send at most"),
+    "no messages": (Prompt(chat=Chat()), "prompt.chat.messages is empty"),
+    "too many messages": (chat(*[("user", "x")] * 4097), "prompt.chat.messages has 4097 entries; send at most 4096"),
+    "no role": (chat(("user", "x"), ("", "y")), "prompt.chat.messages[1].role is ''; send a role"),
+    "role too long": (chat(("x" * 65, "y")), "prompt.chat.messages[0].role is 'xxx"),
+    "role too long in bytes": (chat(("é" * 33, "y")), "prompt.chat.messages[0].role is "),
+    "role the template refuses": (chat(("alien", "y")), "the template knows no role 'alien'"),
+    "content too long": (chat(*[("user", "x" * 2_100_000)] * 4), "prompt.chat.messages have 8400000 bytes"),
+    "no ids": (Prompt(tokens=TokenIds()), "prompt.tokens has no tokens"),
+    "id outside": (Prompt(tokens=TokenIds(ids=[1, 256, 300])), "prompt.tokens.ids[1] is 256; the model's token ids"),
+    "largest id": (Prompt(tokens=TokenIds(ids=[2**32 - 1])), "prompt.tokens.ids[0] is 4294967295"),
+    "too many ids": (Prompt(tokens=TokenIds(ids=[1] * (2**20 + 1))), "prompt.tokens.ids has 1048577 entries"),
+}
+
+BAD_OPTIONS = {
+    "temperature NaN": (GenerateRequest(sampling=Sampling(temperature=math.nan)), "sampling.temperature is nan"),
+    "temperature infinite": (GenerateRequest(sampling=Sampling(temperature=math.inf)), "sampling.temperature is inf"),
+    "temperature negative": (GenerateRequest(sampling=Sampling(temperature=-0.5)), "sampling.temperature is -0.5"),
+    "temperature tiny": (GenerateRequest(sampling=Sampling(temperature=1e-30)), "sampling.temperature is 1e-30"),
+    "top_p zero": (GenerateRequest(sampling=Sampling(top_p=0)), "sampling.top_p is 0; send a number above 0"),
+    "top_p above one": (GenerateRequest(sampling=Sampling(top_p=1.5)), "sampling.top_p is 1.5"),
+    "top_p negative": (GenerateRequest(sampling=Sampling(top_p=-1)), "sampling.top_p is -1"),
+    "top_p NaN": (GenerateRequest(sampling=Sampling(top_p=math.nan)), "sampling.top_p is nan"),
+    "no new tokens": (GenerateRequest(stopping=Stopping(max_new_tokens=0)), "stopping.max_new_tokens is 0; send 1 to"),
+    "more than the window": (GenerateRequest(stopping=Stopping(max_new_tokens=1001)), "max_new_tokens is 1001"),
+    "empty stop": (GenerateRequest(stopping=Stopping(stop=["a", ""])), "stopping.stop[1] is ''"),
+    "too many stops": (GenerateRequest(stopping=Stopping(stop=["a"] * 17)), "stopping.stop has 17 entries"),
+    "stop too long": (GenerateRequest(stopping=Stopping(stop=["é" * 513])), "stopping.stop[0] has 1026 bytes"),
+    "too many stop ids": (GenerateRequest(stopping=Stopping(stop_token_ids=[1] * 65)), "stop_token_ids has 65 entries"),
+    "stop id outside": (GenerateRequest(stopping=Stopping(stop_token_ids=[256])), "stopping.stop_token_ids[0] is 256"),
+    "salt too long": (GenerateRequest(cache_salt="é" * 129), "cache_salt has 258 bytes; send at most 256"),
+}
+
+GOOD_OPTIONS = {
+    "smallest temperature": GenerateRequest(sampling=Sampling(temperature=bounds.MIN_TEMPERATURE)),
+    "top_p one": GenerateRequest(sampling=Sampling(top_p=1)),
+    "top_p small": GenerateRequest(sampling=Sampling(top_p=1e-6)),
+    "top_k beyond the vocabulary": GenerateRequest(sampling=Sampling(top_k=2**32 - 1)),
+    "the whole window": GenerateRequest(stopping=Stopping(max_new_tokens=1000)),
+    "16 stops of 1024 bytes": GenerateRequest(stopping=Stopping(stop=["x" * 1024] * 16)),
+    "64 stop ids": GenerateRequest(stopping=Stopping(stop_token_ids=[255] * 64)),
+    "salt of 256 bytes": GenerateRequest(cache_salt="x" * 256),
+    "the model by name": GenerateRequest(model="fake"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PROMPTS)
+async def test_bad_prompt_is_refused_alike_by_all_who_take_one(worker: Worker, name: str) -> None:
+    prompt, message = BAD_PROMPTS[name]
+    failures = [
+        await error_of(worker.model.Generate(GenerateRequest(prompt=prompt)).read()),
+        await error_of(worker.model.Tokenize(worker_pb2.TokenizeRequest(prompt=prompt))),
+        await error_of(worker.cache.Lookup(cache_pb2.LookupRequest(prompt=prompt))),
+    ]
+    assert {type(failure) for failure in failures} == {InvalidRequest}
+    (text,) = {str(failure) for failure in failures}
+    assert message in text
+    assert worker.engine.requests == []
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+async def test_bad_option_is_refused_before_any_work(worker: Worker, name: str) -> None:
+    options, message = BAD_OPTIONS[name]
+    request = GenerateRequest(prompt=HELLO)
+    request.MergeFrom(options)
+    failure = await error_of(worker.model.Generate(request).read())
+    assert isinstance(failure, InvalidRequest)
+    assert message in str(failure)
+    assert (worker.engine.requests, worker.engine.num_io_calls) == ([], 0)
+
+
+@pytest.mark.parametrize("name", GOOD_OPTIONS)
+async def test_option_at_its_bound_is_taken(worker: Worker, name: str) -> None:
+    request = GenerateRequest(prompt=HELLO)
+    request.MergeFrom(GOOD_OPTIONS[name])
+    assert len([response async for response in worker.model.Generate(request)]) == 4
+
+
+async def test_bad_salt_is_refused_by_lookup_and_not_shown(worker: Worker) -> None:
+    request = cache_pb2.LookupRequest(prompt=HELLO, cache_salt="secret" * 50)
+    failure = await error_of(worker.cache.Lookup(request))
+    assert isinstance(failure, InvalidRequest)
+    assert "secret" not in str(failure)
+
+
+async def test_another_model_is_not_found(worker: Worker) -> None:
+    failure = await error_of(worker.model.Generate(GenerateRequest(prompt=HELLO, model="m" * 5000)).read())
+    assert isinstance(failure, NotFound)
+    assert "ask for 'fake'" in str(failure)
+    assert len(str(failure)) < 200
+
+
+async def test_chat_without_a_template_is_refused(worker: Worker) -> None:
+    worker.engine.tokenizer = FakeTokenizer(has_chat_template=False)
+    failure = await error_of(worker.model.Tokenize(worker_pb2.TokenizeRequest(prompt=chat(("user", "x")))))
+    assert isinstance(failure, InvalidRequest)
+    assert "model 'fake' has no chat template" in str(failure)
+
+
+async def test_message_beyond_the_limit_is_refused_and_the_worker_lives(worker: Worker) -> None:
+    request = GenerateRequest(prompt=Prompt(text="x" * (bounds.MAX_MESSAGE_BYTES + 1)))
+    assert isinstance(await error_of(worker.model.Generate(request).read()), CapacityExceeded)
+    assert len([response async for response in worker.model.Generate(GenerateRequest(prompt=HELLO))]) == 4
+
+
+async def test_prompts_of_each_kind_become_the_same_tokens_everywhere(worker: Worker) -> None:
+    prompts = [HELLO, chat(("user", "hi"), ("assistant", "")), Prompt(tokens=TokenIds(ids=[0, 104, 105]))]
+    expected = ["hello", "user: hi\nassistant: \n", "\0hi"]
+    for prompt, text in zip(prompts, expected, strict=True):
+        tokenized = await worker.model.Tokenize(worker_pb2.TokenizeRequest(prompt=prompt))
+        assert (list(tokenized.ids), tokenized.text) == (list(text.encode()), text)
+        await worker.cache.Lookup(cache_pb2.LookupRequest(prompt=prompt, cache_salt="s"))
+        assert worker.engine.lookups[-1] == (list(text.encode()), "s")
+        call = worker.model.Generate(GenerateRequest(prompt=prompt))
+        assert await call.read() is not aio.EOF
+        assert worker.engine.requests[-1].prompt_token_ids == list(text.encode())
