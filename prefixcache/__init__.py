@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prefixcache.client.types import LatencyCounters as LatencyCounters
     from prefixcache.client.types import Lookup as Lookup
     from prefixcache.client.types import Message as Message
+    from prefixcache.client.types import Messages as Messages
     from prefixcache.client.types import ModelInfo as ModelInfo
     from prefixcache.client.types import Percentiles as Percentiles
     from prefixcache.client.types import Prompt as Prompt
@@ -66,6 +67,7 @@ _EXPORTS = {
         "LatencyCounters",
         "Lookup",
         "Message",
+        "Messages",
         "ModelInfo",
         "Percentiles",
         "Prompt",

@@ -38,6 +38,6 @@ def format_size(num_bytes: int) -> str:
     amount = float(num_bytes)
     for unit in _UNITS:
         if amount < 999.5 or unit == _UNITS[-1]:
-            return f"{num_bytes} B" if unit == "B" else f"{amount:.3g} {unit}"
+            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:,.0f} {unit}"
         amount /= 1000
     raise AssertionError("the last unit takes every amount")

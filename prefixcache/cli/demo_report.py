@@ -85,7 +85,7 @@ class DemoReport:
             usage, timings = turn.answer.usage, turn.answer.timings
             table.add_row(
                 f"{number:>2} {_PART_NAMES[turn.part]}",
-                _shortened(turn.question),
+                " ".join(turn.question.split()),
                 str(usage.prompt_tokens),
                 str(usage.cached_prompt_tokens),
                 duration(timings.ttft_s),
@@ -121,8 +121,3 @@ class DemoReport:
 
 
 _PART_NAMES = {"question": "ask", "repeat": "again", "chat": "chat"}
-
-
-def _shortened(text: str, *, length: int = 44) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= length else line[: length - 1] + "…"

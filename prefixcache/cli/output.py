@@ -79,7 +79,7 @@ def figures_table(*columns: str) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position < 2 else "right", no_wrap=position != 1)
+        table.add_column(column, justify="left" if position < 2 else "right", no_wrap=True, overflow="ellipsis")
     return table
 
 

@@ -1,7 +1,7 @@
 """``AsyncClient``: every call to a worker, on the caller's event loop."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
@@ -18,7 +18,7 @@ from prefixcache.client.types import (
     Evicted,
     Generation,
     Lookup,
-    Message,
+    Messages,
     ModelInfo,
     Prompt,
     Tokenized,
@@ -53,7 +53,7 @@ class AsyncClient:
         """Generate from text, token ids or messages and give the whole answer."""
         return await self.stream(prompt, **options).collect()
 
-    async def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> Generation:
+    async def chat(self, messages: Messages, **options: Unpack[GenerateOptions]) -> Generation:
         """Answer a conversation, rendered by the model's own chat template."""
         return await self.generate(messages, **options)
 

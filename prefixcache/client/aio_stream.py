@@ -1,9 +1,10 @@
 """One generation as it arrives, on the event loop."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import grpc
 
@@ -12,8 +13,7 @@ from prefixcache.client.messages import generation
 from prefixcache.client.types import Chunk, Generation, Started
 from prefixcache.errors import InternalError, InvalidRequest, RequestCancelled
 from prefixcache.pb.v1 import worker_pb2 as pb
-
-REQUEST_ID_KEY: Final = "x-request-id"
+from prefixcache.rpc.status import REQUEST_ID_KEY
 
 Call = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
 
@@ -97,7 +97,10 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
         assert self._call is not None
         metadata = dict(await self._call.initial_metadata())
         whole = "".join(self._texts), tuple(self._token_ids)
-        self._result = generation(whole, finished, request_id=str(metadata.get(REQUEST_ID_KEY, "")))
+        result = generation(whole, finished, request_id=str(metadata.get(REQUEST_ID_KEY, "")))
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the answer is whole, whatever the call's status is
+            await self._call.read()
+        self._result = result
 
     async def _next_message(self) -> pb.GenerateResponse:
         if self._is_closed:

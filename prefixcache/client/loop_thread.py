@@ -32,7 +32,8 @@ class LoopThread:
     def run(self, function: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """Run ``function()`` on the loop and wait for its result; an interrupt of the wait cancels it."""
         with self._lock:
-            future = asyncio.run_coroutine_threadsafe(_start(function), self._running_loop())
+            loop = self._running_loop()
+            future = asyncio.run_coroutine_threadsafe(_start(function), loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:

@@ -24,9 +24,12 @@ _REASONS: dict[int, FinishReason] = {
 def generate_request(prompt: Prompt, settings: GenerateSettings) -> pb.GenerateRequest:
     """Build the request; a value that cannot be sent is an InvalidRequest naming its field."""
     request = pb.GenerateRequest(prompt=wire_prompt(prompt))
-    for name in ("temperature", "top_k", "top_p", "seed"):
+    for name in ("temperature", "top_k", "top_p"):
         set_field(request.sampling, name, getattr(settings, name))
-    set_field(request.stopping, "max_new_tokens", settings.max_new_tokens)
+    if settings.seed is not None:
+        set_field(request.sampling, "seed", settings.seed)
+    if settings.max_new_tokens is not None:
+        set_field(request.stopping, "max_new_tokens", settings.max_new_tokens)
     set_field(request.stopping, "ignore_eos", settings.ignore_eos)
     _extend(request.stopping, "stop", settings.stop_texts)
     _extend(request.stopping, "stop_token_ids", settings.stop_token_ids)
@@ -71,9 +74,7 @@ def generation(chunks: tuple[str, tuple[int, ...]], finished: pb.Finished, *, re
 
 
 def set_field(message: WireMessage, name: str, value: object) -> None:
-    """Set one field; None leaves it absent, a value that does not fit is an InvalidRequest naming the field."""
-    if value is None:
-        return
+    """Set one field; a value that does not fit is an InvalidRequest naming the field."""
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:

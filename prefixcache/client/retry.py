@@ -32,7 +32,8 @@ class RetryPolicy:
         """
         if num_failures > self.retries:
             return None
-        backoff_s = min(self.longest_wait_s, self.first_wait_s * 2.0 ** (num_failures - 1))
+        doublings = min(num_failures - 1, 63)
+        backoff_s = min(self.longest_wait_s, self.first_wait_s * 2.0**doublings)
         wait_s = backoff_s * (0.5 + draw / 2)
         return wait_s if wait_s < remaining_s else None
 

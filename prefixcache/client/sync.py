@@ -4,7 +4,7 @@ Each method runs its namesake on a private loop, so there is one source of
 behaviour; this module adds waiting and nothing else.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -18,7 +18,7 @@ from prefixcache.client.types import (
     Evicted,
     Generation,
     Lookup,
-    Message,
+    Messages,
     ModelInfo,
     Prompt,
     Started,
@@ -100,7 +100,7 @@ class Client:
         """Generate from text, token ids or messages and give the whole answer."""
         return self._loop.run(lambda: self._client.generate(prompt, **options))
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> Generation:
+    def chat(self, messages: Messages, **options: Unpack[GenerateOptions]) -> Generation:
         """Answer a conversation, rendered by the model's own chat template."""
         return self._loop.run(lambda: self._client.chat(messages, **options))
 

@@ -18,7 +18,10 @@ class Message(TypedDict):
     content: str
 
 
-Prompt = str | Sequence[int] | Sequence[Message]
+Messages = Sequence[Message] | Sequence[Mapping[str, str]]
+"""A conversation in order; each turn has exactly ``role`` and ``content``."""
+
+Prompt = str | Sequence[int] | Messages
 """Plain text, token ids used as they are, or a conversation for the model's chat template."""
 
 

@@ -1,0 +1,171 @@
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from prefixcache import (
+    AsyncClient,
+    CapacityExceeded,
+    Cleared,
+    Client,
+    ConfigError,
+    DeadlineExceeded,
+    EngineStopped,
+    Evicted,
+    InternalError,
+    InvalidRequest,
+    Lookup,
+    NotFound,
+    PrefixCacheError,
+    RequestCancelled,
+    Tokenized,
+)
+from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
+from tests.fakes.recording_servicer import RecordingServicer, serving, serving_in_thread
+
+NOBODY = "127.0.0.1:1"
+
+
+def test_tokenize_gives_ids_and_text(servicer: RecordingServicer, client: Client) -> None:
+    servicer.script("Tokenize", worker_pb2.TokenizeResponse(ids=[5, 6], text="rendered"))
+    assert client.tokenize([{"role": "user", "content": "hi"}]) == Tokenized((5, 6), "rendered")
+    assert servicer.requests("Tokenize")[0].prompt.chat.messages[0].content == "hi"
+
+
+def test_lookup_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer, client: Client) -> None:
+    servicer.script("Lookup", cache_pb2.LookupResponse(prompt_tokens=9, cached_blocks=1, num_blocks=2, block_size=4))
+    assert client.lookup("text", cache_salt="s") == Lookup(9, 0, 1, 2, 4)
+    assert servicer.requests("Lookup")[0].cache_salt == "s"
+
+
+def test_model_info_gives_plain_values(servicer: RecordingServicer, client: Client) -> None:
+    answer = worker_pb2.GetModelInfoResponse(
+        model="m", eos_token_ids=[2, 3], namespace_fields={"a": "b"}, memory_plan_bytes={"weights": 7}
+    )
+    servicer.script("GetModelInfo", answer)
+    info = client.model_info()
+    assert (info.model, info.eos_token_ids) == ("m", (2, 3))
+    assert (info.namespace_fields, info.memory_plan_bytes) == ({"a": "b"}, {"weights": 7})
+    assert type(info.namespace_fields) is dict
+
+
+def test_stats_are_nested_values(servicer: RecordingServicer, client: Client) -> None:
+    latency = admin_pb2.LatencyStats(ttft=admin_pb2.Percentiles(p50_s=0.25))
+    servicer.script("GetStats", admin_pb2.GetStatsResponse(tokens=admin_pb2.TokenStats(cached=3), latency=latency))
+    stats = client.stats()
+    assert (stats.tokens.cached, stats.latency.ttft.p50_s, stats.cache.num_blocks) == (3, 0.25, 0)
+
+
+def test_evict_sends_the_target(servicer: RecordingServicer, client: Client) -> None:
+    servicer.script("Evict", admin_pb2.EvictResponse(evicted_blocks=1, evicted_bytes=2, used_bytes=3))
+    assert client.evict(2**40) == Evicted(1, 2, 3)
+    assert servicer.requests("Evict")[0].target_bytes == 2**40
+
+
+@pytest.mark.parametrize("target", [-1, "1GB", 1.5])
+def test_evict_refuses_what_is_no_count_of_bytes(client: Client, target: Any) -> None:
+    with pytest.raises(InvalidRequest, match="target_bytes"):
+        client.evict(target)
+
+
+def test_clear_gives_what_was_dropped(servicer: RecordingServicer, client: Client) -> None:
+    servicer.script("Clear", admin_pb2.ClearResponse(cleared_blocks=4, cleared_bytes=5))
+    assert client.clear() == Cleared(4, 5)
+
+
+def test_ping_gives_the_round_trip(client: Client) -> None:
+    assert 0 < client.ping() < 5
+
+
+async def test_ping_of_a_worker_that_is_not_serving_is_engine_stopped(
+    servicer: RecordingServicer, async_client: AsyncClient
+) -> None:
+    await servicer.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    with pytest.raises(EngineStopped, match="not serving"):
+        await async_client.ping()
+
+
+async def test_the_async_client_answers_every_call(async_client: AsyncClient) -> None:
+    assert (await async_client.tokenize("x")).token_ids == ()
+    assert (await async_client.lookup("x")).num_blocks == 0
+    assert (await async_client.model_info()).model == ""
+    assert (await async_client.stats()).uptime_s == 0
+    assert (await async_client.evict(0)).used_bytes == 0
+    assert (await async_client.clear()).cleared_blocks == 0
+    assert await async_client.ping() > 0
+
+
+@pytest.mark.parametrize("kind", [InvalidRequest, NotFound, CapacityExceeded, EngineStopped, DeadlineExceeded])
+def test_a_workers_error_comes_out_as_it_went_in(
+    servicer: RecordingServicer, client: Client, kind: type[PrefixCacheError]
+) -> None:
+    servicer.script("GetStats", kind("the reason"))
+    with pytest.raises(kind, match="the reason") as raised:
+        client.stats()
+    assert not isinstance(raised.value.__cause__, grpc.RpcError)
+
+
+def test_a_fault_of_the_worker_is_an_internal_error_without_its_text(
+    servicer: RecordingServicer, client: Client
+) -> None:
+    servicer.script("GetStats", ZeroDivisionError("secret"))
+    with pytest.raises(InternalError) as raised:
+        client.stats()
+    assert "secret" not in str(raised.value)
+
+
+def test_an_absent_worker_is_engine_stopped_and_says_what_to_do() -> None:
+    with Client(NOBODY, timeout=5, retries=1) as client, pytest.raises(EngineStopped, match=r"127.0.0.1:1.*serve"):
+        client.stats()
+
+
+def test_a_slow_worker_is_deadline_exceeded(servicer: RecordingServicer, address: str) -> None:
+    servicer.script("GetStats", 5.0)
+    with Client(address, timeout=0.1) as client, pytest.raises(DeadlineExceeded):
+        client.stats()
+
+
+def test_unavailable_calls_are_tried_again(servicer: RecordingServicer, address: str) -> None:
+    answer = admin_pb2.GetStatsResponse(model="at last")
+    servicer.script("GetStats", EngineStopped("starting"), EngineStopped("starting"), answer)
+    with Client(address, timeout=10, retries=3) as client:
+        assert client.stats().model == "at last"
+    assert len(servicer.calls) == 3
+
+
+def test_other_failures_are_not_tried_again(servicer: RecordingServicer, address: str) -> None:
+    servicer.script("GetStats", CapacityExceeded("full"))
+    with Client(address, retries=3) as client, pytest.raises(CapacityExceeded):
+        client.stats()
+    assert len(servicer.calls) == 1
+
+
+def test_the_client_finds_a_worker_that_comes_back(servicer: RecordingServicer) -> None:
+    with serving_in_thread(servicer) as address:
+        client = Client(address, timeout=10, retries=5)
+        assert client.stats().model == ""
+    with serving_in_thread(servicer, address=address), client:
+        assert client.stats().model == ""
+
+
+def test_no_timeout_means_no_deadline(servicer: RecordingServicer, address: str) -> None:
+    with Client(address, timeout=None) as client:
+        client.stats()
+    left_s = servicer.calls[0].timeout_s
+    assert left_s is None or left_s > 10**6
+
+
+def test_an_empty_address_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="address is empty"):
+        Client("")
+
+
+async def test_a_closed_client_refuses_calls_and_may_be_closed_again(servicer: RecordingServicer) -> None:
+    async with serving(servicer) as address:
+        client = AsyncClient(address)
+        await client.stats()
+        await client.close()
+        await client.close()
+        with pytest.raises(RequestCancelled, match="closed"):
+            await client.stats()

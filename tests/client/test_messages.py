@@ -1,0 +1,104 @@
+from typing import Any
+
+import pytest
+
+from prefixcache import InvalidRequest
+from prefixcache.client.messages import generate_request, wire_prompt
+from prefixcache.client.options import GenerateSettings
+
+
+def test_a_string_is_text() -> None:
+    assert wire_prompt("once").text == "once"
+
+
+def test_an_empty_string_is_still_text() -> None:
+    assert wire_prompt("").WhichOneof("input") == "text"
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], (1, 2, 3), range(1, 4)])
+def test_a_sequence_of_ints_is_token_ids(ids: Any) -> None:
+    assert list(wire_prompt(ids).tokens.ids) == [1, 2, 3]
+
+
+def test_a_sequence_of_dicts_is_a_chat_in_order() -> None:
+    prompt = wire_prompt([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+    assert [(turn.role, turn.content) for turn in prompt.chat.messages] == [("system", "s"), ("user", "u")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "what"),
+    [
+        ([], "empty list"),
+        (b"bytes", "bytes"),
+        (None, "NoneType"),
+        ({"role": "user", "content": "x"}, "dict"),
+        (7, "int"),
+        ([-1], "ids"),
+        ([2**32], "ids"),
+        ([1.5], "ids"),
+        (["one", "two"], "ids"),
+        ([{"role": "user"}], r"messages\[0\]"),
+        ([{"role": "user", "content": "x", "name": "y"}], r"messages\[0\]"),
+        ([{"role": "user", "content": "x"}, 3], r"messages\[1\]"),
+        ([{"role": "user", "content": None}], "content"),
+        ([{"role": 1, "content": "x"}], "role"),
+        ("\ud800", "text"),
+    ],
+)
+def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt: Any, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=what):
+        wire_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", -1),
+        ("max_new_tokens", "many"),
+        ("temperature", "hot"),
+        ("top_k", -1),
+        ("top_p", "all"),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("stop", [1]),
+        ("stop_token_ids", [-2]),
+        ("stop_token_ids", 3),
+        ("cache_salt", 5),
+        ("model", 5),
+    ],
+)
+def test_an_option_that_cannot_be_sent_is_an_invalid_request_naming_it(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=rf"{name} = .* cannot be sent"):
+        generate_request("x", GenerateSettings(**{name: value}))
+
+
+def test_defaults_are_greedy_and_leave_optional_fields_absent() -> None:
+    request = generate_request("x", GenerateSettings())
+    assert request.sampling.temperature == 0.0
+    assert not request.sampling.HasField("seed")
+    assert not request.stopping.HasField("max_new_tokens")
+
+
+def test_every_option_reaches_its_field() -> None:
+    settings = GenerateSettings(
+        max_new_tokens=5,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.25,
+        seed=0,
+        stop=["a", "b"],
+        stop_token_ids=[7],
+        ignore_eos=True,
+        cache_salt="salt",
+        model="m",
+    )
+    request = generate_request("x", settings)
+    sampling, stopping = request.sampling, request.stopping
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 0)
+    assert sampling.HasField("seed")
+    assert (stopping.max_new_tokens, list(stopping.stop), list(stopping.stop_token_ids)) == (5, ["a", "b"], [7])
+    assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "salt", "m")
+
+
+def test_one_stop_text_may_be_a_plain_string() -> None:
+    assert list(generate_request("x", GenerateSettings(stop="END")).stopping.stop) == ["END"]
