@@ -197,7 +197,6 @@ class RadixIndex:
         parent, at = node.parent, num_blocks * self._block_bytes
         assert parent is not None
         upper = Node(parent, node.key, node.tokens[:at], node.cells[:num_blocks])
-        upper.last_use = node.last_use
         parent.abandon(node)
         parent.adopt(upper)
         node.tokens, node.cells = node.tokens[at:], node.cells[num_blocks:]

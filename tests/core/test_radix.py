@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -154,6 +155,24 @@ def test_an_ancestor_is_as_recent_as_its_last_descendant() -> None:
     assert [index.evict(1) for _ in range(4)] == [[1], [2], [3], [0]]
 
 
+def test_an_ancestor_keeps_the_recency_of_descendants_that_are_gone() -> None:
+    index = RadixIndex(2)
+    insert_unheld(index, X + Y, 0)
+    old = insert(index, Z, 5)
+    insert_unheld(index, X + Z, 2)
+    assert [index.evict(1), index.evict(1)] == [[1], [2]]
+    index.release(old)
+    assert [index.evict(1), index.evict(1)] == [[5], [0]]
+
+
+def test_the_upper_part_of_a_split_run_is_as_recent_as_the_lower() -> None:
+    index = RadixIndex(2)
+    insert_unheld(index, Z, 5)
+    insert_unheld(index, X + Y, 0)
+    index.release(index.hold(index.match(ROOT, token_bytes(X))))
+    assert [index.evict(1) for _ in range(3)] == [[5], [1], [0]]
+
+
 def test_a_touch_of_a_part_of_a_run_leaves_the_tail_old() -> None:
     index = RadixIndex(2)
     insert_unheld(index, X + Y, 0)
@@ -202,6 +221,18 @@ def test_nothing_is_inserted_under_a_detached_hold() -> None:
     index.clear()
     with pytest.raises(AssertionError, match="detached"):
         index.insert(hold, token_bytes(X + Y), [1])
+
+
+def test_what_is_evicted_cleared_or_released_needs_no_garbage_collection() -> None:
+    gc.collect()
+    index = RadixIndex(2)
+    insert_unheld(index, X + Y, 0)
+    insert_unheld(index, X + Z, 5)
+    index.evict(1)
+    hold = insert(index, Z + Y, 7)
+    index.clear()
+    index.release(hold)
+    assert gc.collect() == 0
 
 
 def test_a_scope_that_a_hold_alone_keeps_goes_with_it() -> None:
