@@ -127,6 +127,7 @@ class PrefixCache:
 
     def reserve(self, num_blocks: int) -> list[int]:
         """Return cells to fill, evicting as needed; see ``BlockCache``."""
+        assert num_blocks >= 0, f"{num_blocks} blocks cannot be reserved"
         self._evict(num_blocks - self._arena.num_free)
         cells = self._arena.allocate(num_blocks)
         self._reserved.update(cells)
