@@ -6,6 +6,8 @@ meaning and unit of the message of the same name in ``admin.proto``.
 
 from dataclasses import dataclass, field
 
+from prefixcache.cache import CacheStats
+
 
 @dataclass(slots=True)
 class RequestStats:
@@ -43,6 +45,7 @@ class EngineStats:
     num_iterations: int = 0
     num_slots: int = 0
     num_busy_slots: int = 0
+    dropped_recompute_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -62,3 +65,44 @@ class LatencyStats:
     tpot: Percentiles = field(default_factory=Percentiles)
     total: Percentiles = field(default_factory=Percentiles)
     loop_lag: Percentiles = field(default_factory=Percentiles)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """Everything ``GetStats`` tells but the model's name."""
+
+    uptime_s: float
+    resident_bytes: int
+    requests: RequestStats
+    tokens: TokenStats
+    cache: CacheStats
+    engine: EngineStats
+    latency: LatencyStats
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """What is cached of a prompt."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    cached_blocks: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictResult:
+    """What was evicted."""
+
+    evicted_blocks: int
+    evicted_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClearResult:
+    """What was dropped."""
+
+    cleared_blocks: int
+    cleared_bytes: int

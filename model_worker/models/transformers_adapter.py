@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch
 import transformers

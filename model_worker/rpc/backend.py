@@ -1,14 +1,14 @@
 """What the RPC layer needs of the engine, and nothing else of it.
 
 The servicers are written against these protocols; the engine fits them, and so
-does the fake engine of the tests. What is only passed on to a message of equal
-field names is an ``object`` here; ``messages.fill`` reads it by those names.
+does the fake engine of the tests.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from model_worker.engine.request import Event, GenerateRequest
+from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, WorkerStats
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -37,16 +37,16 @@ class Tokenizer(Protocol):
     def has_chat_template(self) -> bool:
         """Whether ``render_chat`` can work at all."""
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, /) -> list[int]:
         """Tokenize plain text, with the special tokens the tokenizer adds by default."""
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
+    def render_chat(self, messages: list[dict[str, str]], /) -> str:
         """Render messages of ``role`` and ``content`` by the chat template."""
 
-    def encode_rendered(self, text: str) -> list[int]:
+    def encode_rendered(self, text: str, /) -> list[int]:
         """Tokenize a rendered chat, whose special tokens are in its text."""
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int], /) -> str:
         """Return the text of token ids, special tokens included."""
 
 
@@ -61,20 +61,20 @@ class Backend(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    def generate(self, request: GenerateRequest, /) -> AsyncGenerator[Event, None]:
         """Run one request: Started, TokensGenerated*, Finished; closing the generator aborts it."""
 
-    def lookup(self, prompt_token_ids: list[int], *, cache_salt: str) -> object:
-        """Say what of a prompt is cached, changing nothing; fields of ``LookupResponse``."""
+    def lookup(self, prompt_token_ids: list[int], /, *, cache_salt: str) -> LookupResult:
+        """Say what of a prompt is cached, changing nothing."""
 
-    def evict(self, target_bytes: int) -> object:
-        """Shrink the cache to at most ``target_bytes``; fields of ``EvictResponse``."""
+    def evict(self, target_bytes: int, /) -> EvictResult:
+        """Shrink the cache to at most ``target_bytes``."""
 
-    def clear(self) -> object:
-        """Drop every cached prefix; fields of ``ClearResponse``."""
+    def clear(self) -> ClearResult:
+        """Drop every cached prefix."""
 
-    def stats(self) -> object:
-        """Take a snapshot; fields of ``GetStatsResponse`` without ``model``."""
+    def stats(self) -> WorkerStats:
+        """Take a snapshot of counters and gauges."""
 
-    def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Awaitable[Result]:
+    def run_io(self, function: Callable[[*Arguments], Result], /, *args: *Arguments) -> Awaitable[Result]:
         """Run a blocking function in the I/O pool."""

@@ -37,7 +37,7 @@ _CHANNEL_OPTIONS: Final = (
 
 
 class Server:
-    """Serves a backend on one address; start once, stop once.
+    """Serves a backend on one address; made, started once and stopped once on one running event loop.
 
     ``listen`` is ``HOST:PORT``, port 0 for any free one. Beyond loopback it
     needs ``insecure``. ``max_message_bytes`` bounds a message either way;

@@ -1,0 +1,131 @@
+"""``python -m model_worker``: load a model and serve it until SIGTERM or SIGINT.
+
+Prints one line of JSON on stdout when it serves; everything else goes to the log
+on stderr. Exit codes: 0 stopped as asked, 1 a fault, 2 settings that cannot work.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from model_worker.config import DEFAULT_LISTEN, WorkerSettings
+from model_worker.logs import set_up_logging
+from prefixcache.config import parse_size
+from prefixcache.errors import ConfigError, NotFound, PrefixCacheError
+
+logger = logging.getLogger("model_worker")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of a worker."""
+    flags = argparse.ArgumentParser(prog="python -m model_worker", description="Serve one model over gRPC.")
+    flags.add_argument("--model", default="smollm2-135m", help="a catalogue name, a folder or a .gguf file")
+    flags.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    flags.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="type to compute in")
+    flags.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="port 0: any free one")
+    flags.add_argument("--insecure", action="store_true", help="allow an address beyond loopback without TLS")
+    flags.add_argument("--max-model-len", type=_positive, help="most tokens of prompt and output together")
+    flags.add_argument("--max-num-seqs", type=_positive, default=8, help="sequences that run at once")
+    flags.add_argument("--max-waiting", type=_not_negative, default=256, help="requests that may wait for a slot")
+    flags.add_argument("--max-new-tokens", type=_positive, default=256, help="where a request sets none")
+    flags.add_argument("--l1-bytes", type=_size, default=1 << 30, metavar="SIZE", help="memory for cached blocks")
+    flags.add_argument("--block-size", type=_positive, help="tokens in a block; 64 on CPU, 256 on CUDA")
+    flags.add_argument("--no-cache", action="store_true", help="cache no prefixes")
+    flags.add_argument("--threads", type=_positive, help="CPU threads of the model; all by default")
+    flags.add_argument("--grace", type=float, default=30.0, metavar="SECONDS", help="for running requests at stop")
+    flags.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    flags.add_argument("--log-format", choices=("text", "json"), default="text")
+    return flags
+
+
+def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
+    """The settings behind parsed flags."""
+    return WorkerSettings(
+        model=arguments.model,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        listen=arguments.listen,
+        is_insecure=arguments.insecure,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        max_waiting=arguments.max_waiting,
+        default_max_new_tokens=arguments.max_new_tokens,
+        block_size=arguments.block_size,
+        l1_bytes=arguments.l1_bytes,
+        is_cache_enabled=not arguments.no_cache,
+        num_threads=arguments.threads,
+        grace_s=arguments.grace,
+    )
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Build, serve, and stop gracefully at SIGTERM or SIGINT."""
+    from model_worker.rpc.server import Server
+    from model_worker.worker import build
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    worker = build(settings)
+    if stopping.is_set():
+        return
+    await worker.engine.start()
+    server = Server(worker.engine, listen=settings.listen, insecure=settings.is_insecure)
+    try:
+        address = await server.start()
+        ready = {"event": "ready", "address": address, "model": worker.engine.description.model}
+        print(json.dumps(ready), flush=True)  # noqa: T201  the one line a parent process waits for
+        logger.info("serving %s on %s", worker.engine.description.model, address)
+        await stopping.wait()
+        logger.info("stopping; running requests have %.0f s to end", settings.grace_s)
+        await server.stop(settings.grace_s)
+    finally:
+        await worker.engine.stop(grace_s=0.0)
+    logger.info("stopped")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker; the exit code."""
+    arguments = parser().parse_args(argv)
+    set_up_logging(level=arguments.log_level, log_format=arguments.log_format)
+    try:
+        asyncio.run(serve(settings_from(arguments)))
+    except (ConfigError, NotFound) as error:
+        logger.error("%s", error)
+        return 2
+    except PrefixCacheError:
+        logger.exception("the worker failed")
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""From a request to a sequence: limits checked, tools made; and when its output ends."""
+
+from dataclasses import dataclass
+
+from model_worker.engine.canonical import CanonicalRun
+from model_worker.engine.output import OutputText
+from model_worker.engine.request import GenerateRequest
+from model_worker.engine.sampler import Sampler
+from model_worker.engine.sequence import Sequence
+from model_worker.models.catalog import ModelDescription
+from model_worker.models.tokenizer import PromptTokenizer
+from prefixcache.core.blocks import token_bytes
+from prefixcache.core.namespace import scope_root, scope_salt
+from prefixcache.errors import InvalidRequest
+
+LOCAL_TENANT = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Every bound of the engine."""
+
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_waiting: int
+    default_max_new_tokens: int
+
+
+class Admission:
+    """Prepares sequences of one model and judges their tokens."""
+
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        description: ModelDescription,
+        limits: EngineLimits,
+        *,
+        namespace_digest: bytes,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos = frozenset(description.eos_token_ids)
+        self._vocab_size = description.vocab_size
+        self._limits = limits
+        self._namespace_digest = namespace_digest
+
+    def scope_root(self, cache_salt: str) -> bytes:
+        """Root of the chains of all requests with this salt."""
+        return scope_root(self._namespace_digest, scope_salt(LOCAL_TENANT, cache_salt, secret=None))
+
+    def prepare(self, request: GenerateRequest, *, now: float) -> Sequence:
+        """A sequence ready for the queue; raises InvalidRequest with the field, its value and what to do."""
+        max_new_tokens = self._max_new_tokens(request)
+        self._check_ids(request.prompt_token_ids)
+        run = CanonicalRun(
+            request.prompt_token_ids, token_bytes(request.prompt_token_ids), self.scope_root(request.cache_salt)
+        )
+        sequence = Sequence(request, run, arrived_at=now)
+        sequence.max_new_tokens = max_new_tokens
+        sequence.stop_ids = frozenset(request.stopping.stop_token_ids)
+        sequence.sampler = Sampler(request.sampling)
+        sequence.output_text = OutputText(self._tokenizer.new_stream(), request.stopping.stop)
+        return sequence
+
+    def judge(self, sequence: Sequence, token: int) -> tuple[str, str]:
+        """The reason to stop after ``token``, empty to go on, and the text that is certain now."""
+        output = sequence.output_text
+        if token in sequence.stop_ids:
+            return "stop_token", output.flush()
+        if token in self._eos and not sequence.request.stopping.ignore_eos:
+            return "eos", output.flush()
+        text = output.push(token)
+        if output.matched_stop is not None:
+            return "stop_text", text
+        if len(sequence.output_ids) >= sequence.max_new_tokens:
+            return "length", text + output.flush()
+        return "", text
+
+    def _check_ids(self, token_ids: list[int]) -> None:
+        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
+            place, bad = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < self._vocab_size)
+            raise InvalidRequest(
+                f"prompt token {place} is {bad}, outside the vocabulary [0, {self._vocab_size}); "
+                f"tokenize with this worker's Tokenize"
+            )
+
+    def _max_new_tokens(self, request: GenerateRequest) -> int:
+        limit = self._limits.max_model_len
+        num_prompt = len(request.prompt_token_ids)
+        if num_prompt == 0:
+            raise InvalidRequest("the prompt has no tokens; send at least one")
+        if num_prompt >= limit:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt} tokens and max_model_len is {limit}, which leaves no room for a new "
+                f"token; shorten the prompt or start the worker with a larger --max-model-len"
+            )
+        wanted = request.stopping.max_new_tokens
+        if wanted is None:
+            return min(self._limits.default_max_new_tokens, limit - num_prompt)
+        if wanted < 1:
+            raise InvalidRequest(f"max_new_tokens is {wanted}; it must be at least 1")
+        if num_prompt + wanted > limit:
+            raise InvalidRequest(
+                f"prompt ({num_prompt} tokens) and max_new_tokens ({wanted}) together exceed max_model_len ({limit}); "
+                f"ask for at most {limit - num_prompt} new tokens"
+            )
+        return wanted

@@ -1,0 +1,106 @@
+"""Canonical prefill: [0, B), [B, 2B), ..., the remainder; each a forward of its own.
+
+The one way KV is computed for the cache, for requests' prompts and for generated
+tokens alike. A run takes what is cached, computes the rest block by block and
+publishes each block when it is done.
+"""
+
+from dataclasses import dataclass
+
+from model_worker.engine.model_thread import ModelThread
+from model_worker.engine.runner import ModelRunner, PrefillStep
+from model_worker.engine.sampler import Sampler
+from model_worker.kv.slots import Slot, SlotPool
+from prefixcache.cache import BlockCache, Lease
+
+
+@dataclass(slots=True, eq=False)
+class CanonicalRun:
+    """Progress of one token list through canonical prefill.
+
+    ``tokens`` are the token bytes of ``token_ids``, ``root`` the scope root. The run owns
+    ``slot`` and ``lease`` from ``Canonical.begin`` to ``Canonical.end``; positions
+    ``[0, num_computed)`` of the slot hold KV.
+    """
+
+    token_ids: list[int]
+    tokens: bytes
+    root: bytes
+    slot: Slot | None = None
+    lease: Lease | None = None
+    num_cached: int = 0
+    num_computed: int = 0
+    num_published: int = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class Canonical:
+    """Steps of canonical runs. Called on the engine's loop, one step at a time."""
+
+    def __init__(self, cache: BlockCache, runner: ModelRunner, thread: ModelThread, *, block_size: int) -> None:
+        self._cache = cache
+        self._runner = runner
+        self._thread = thread
+        self._block_size = block_size
+
+    def match(self, run: CanonicalRun, slot: Slot) -> int:
+        """Give the run its slot and hold what is cached of it; the number of tokens that ``load`` will copy.
+
+        At least one token is left to compute.
+        """
+        run.slot = slot
+        run.lease = self._cache.acquire(run.root, run.tokens, max_blocks=len(run) // self._block_size)
+        reusable = (len(run) - 1) // self._block_size
+        run.num_cached = min(run.lease.num_blocks, reusable) * self._block_size
+        return run.num_cached
+
+    async def load(self, run: CanonicalRun) -> None:
+        """Copy what is cached into the slot."""
+        assert run.slot is not None
+        assert run.lease is not None
+        cells = run.lease.cells[: run.num_cached // self._block_size]
+        await self._thread.run(self._runner.load, run.slot, cells, len(run))
+        run.num_computed = run.num_cached
+
+    async def advance(self, run: CanonicalRun, sampler: Sampler | None) -> int | None:
+        """Compute the next block or the remainder; publish it where it is a new full block.
+
+        Returns the token drawn by ``sampler`` where the run is complete with this step.
+        """
+        assert run.slot is not None
+        assert run.lease is not None
+        start = run.num_computed
+        end = min(start + self._block_size, len(run))
+        is_new_block = end - start == self._block_size and run.lease.num_blocks * self._block_size == start
+        cells = self._cache.reserve(1) if is_new_block else []
+        step = PrefillStep(
+            slot=run.slot,
+            token_ids=run.token_ids[start:end],
+            start=start,
+            sampler=sampler if end == len(run) else None,
+            cell=cells[0] if cells else None,
+        )
+        try:
+            token = await self._thread.run(self._runner.prefill, step)
+        except BaseException:
+            self._cache.unreserve(cells)
+            raise
+        run.num_computed = end
+        if cells:
+            run.num_published += self._cache.publish(run.lease, run.tokens, cells)
+        return token
+
+    def release_lease(self, run: CanonicalRun) -> None:
+        """End the hold on the run's blocks; its slot has all it needs."""
+        if run.lease is not None:
+            self._cache.release(run.lease)
+            run.lease = None
+
+    def end(self, run: CanonicalRun, slots: SlotPool) -> None:
+        """Give up lease and slot; no operation is under way on the run."""
+        self.release_lease(run)
+        if run.slot is not None:
+            slots.give_back(run.slot)
+            run.slot = None

@@ -1,0 +1,84 @@
+"""Counts and recent times, all taken from the request records.
+
+Owner: the engine's loop.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from model_worker.engine.statistics import LatencyStats, Percentiles, RequestStats, TokenStats
+from prefixcache.accounting import RequestRecord
+
+NUM_RECENT = 1024
+ESTIMATE_WEIGHT = 0.1
+
+
+def percentiles(values: Iterable[float]) -> Percentiles:
+    """The 50th, 90th and 99th percentile by nearest rank; zeros for no values."""
+    ordered = sorted(values)
+    if not ordered:
+        return Percentiles()
+    last = len(ordered) - 1
+    return Percentiles(*(ordered[round(last * share)] for share in (0.5, 0.9, 0.99)))
+
+
+class Ledger:
+    """Totals since start and the distributions of the last 1,024 requests."""
+
+    def __init__(self) -> None:
+        self.requests = RequestStats()
+        self._tokens = TokenStats()
+        self._ttft: deque[float] = deque(maxlen=NUM_RECENT)
+        self._tpot: deque[float] = deque(maxlen=NUM_RECENT)
+        self._total: deque[float] = deque(maxlen=NUM_RECENT)
+        self._loop_lag: deque[float] = deque(maxlen=NUM_RECENT)
+        self._prefill_s_per_token: float | None = None
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Count computed prompt tokens and learn what one costs."""
+        self._tokens.computed += num_tokens
+        measured = seconds / num_tokens
+        known = self._prefill_s_per_token
+        self._prefill_s_per_token = measured if known is None else known + ESTIMATE_WEIGHT * (measured - known)
+
+    def note_lag(self, seconds: float) -> None:
+        """Remember how late the loop was."""
+        self._loop_lag.append(seconds)
+
+    def saved_s(self, cached_tokens: int, load_s: float) -> float:
+        """Estimate of the prefill time that ``cached_tokens`` saved, less what copying them took."""
+        return max(0.0, cached_tokens * (self._prefill_s_per_token or 0.0) - load_s)
+
+    def close(self, record: RequestRecord) -> None:
+        """Take a complete record into the totals."""
+        if record.outcome != "finished":
+            if record.outcome == "failed":
+                self.requests.failed += 1
+            else:
+                self.requests.cancelled += 1
+            return
+        self.requests.finished += 1
+        self.requests.hits += record.cached_prompt_tokens > 0
+        self._tokens.prompt += record.prompt_tokens
+        self._tokens.cached += record.cached_prompt_tokens
+        self._tokens.completion += record.completion_tokens
+        self._tokens.saved_s += record.saved_s
+        self._ttft.append(record.ttft_s)
+        self._total.append(record.total_s)
+        if record.completion_tokens > 1:
+            self._tpot.append(record.tpot_s)
+
+    def tokens(self) -> TokenStats:
+        """Token totals with the hit rate."""
+        totals = self._tokens
+        totals.hit_rate = totals.cached / totals.prompt if totals.prompt else 0.0
+        return totals
+
+    def latency(self) -> LatencyStats:
+        """Percentiles now. O(n log n) in the number of remembered requests."""
+        return LatencyStats(
+            ttft=percentiles(self._ttft),
+            tpot=percentiles(self._tpot),
+            total=percentiles(self._total),
+            loop_lag=percentiles(self._loop_lag),
+        )

@@ -1,0 +1,33 @@
+"""The one thread that runs the model."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+class ModelThread:
+    """Runs operations one after another, in the order they were given.
+
+    A caller that is cancelled still waits for its operation: whatever the operation
+    reads or writes is not touched by anybody before it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+
+    async def run(self, operation: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        """Run ``operation(*args)`` on the thread and return its result."""
+        future = asyncio.get_running_loop().run_in_executor(self._executor, operation, *args)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+    def close(self) -> None:
+        """Wait for the operation under way and end the thread."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
