@@ -1,5 +1,6 @@
 """``prefixcache chat``: a conversation in the terminal."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,8 +22,8 @@ from prefixcache.cli.options import (
     connect,
 )
 from prefixcache.cli.output import print_json, summary
-from prefixcache.cli.prompts import system_messages
-from prefixcache.errors import InvalidRequest
+from prefixcache.cli.prompts import read_stdin, system_messages
+from prefixcache.errors import InvalidRequest, PrefixCacheError
 
 if TYPE_CHECKING:
     from prefixcache.client import Client, GenerateOptions, Generation
@@ -77,6 +78,8 @@ class Conversation:
 
     def run(self) -> None:
         """Take turns until the input ends or ``/quit``."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - gives input() line editing and history
         while (line := _read_line()) is not None and line != "/quit":
             if line == "/reset":
                 self._messages = list(self._opening)
@@ -84,14 +87,20 @@ class Conversation:
                 self._take_turn(line)
 
     def _take_turn(self, text: str) -> None:
-        self._messages.append({"role": "user", "content": text})
-        answer = self._show(self._client, self._messages, self._options)
-        self._messages.append({"role": "assistant", "content": answer})
+        turn: Message = {"role": "user", "content": text}
+        try:
+            answer = self._show(self._client, [*self._messages, turn], self._options)
+        except PrefixCacheError as error:
+            if not sys.stdin.isatty():
+                raise
+            typer.echo(f"error: {error}", err=True)
+            return
+        self._messages += [turn, {"role": "assistant", "content": answer}]
 
 
 def _read_line() -> str | None:
     if not sys.stdin.isatty():
-        line = sys.stdin.readline()
+        line = read_stdin(sys.stdin.readline)
         return line.strip() if line else None
     try:
         return input("> ").strip()

@@ -1,6 +1,7 @@
 """From what was typed to a prompt."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,17 @@ if TYPE_CHECKING:
 
 def typed_text(text: str) -> str:
     """The text itself, or all of stdin for ``-``."""
-    return sys.stdin.read() if text == "-" else text
+    return read_stdin(sys.stdin.read) if text == "-" else text
+
+
+def read_stdin(read: Callable[[], str]) -> str:
+    """What ``read`` takes from stdin; bytes that are no text are a usage error."""
+    try:
+        text = read()
+        text.encode()  # some locales let undecodable bytes through as lone surrogates
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise typer.BadParameter(f"stdin is not UTF-8 text: {error.reason}") from None
+    return text
 
 
 def system_messages(system: str | None) -> list["Message"]:

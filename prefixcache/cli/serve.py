@@ -6,7 +6,7 @@ import typer
 
 from prefixcache.cli.options import DEFAULT_ADDRESS, FormatOption, OutputFormat, size_bytes
 from prefixcache.cli.output import print_json
-from prefixcache.cli.worker_process import Ready, WorkerProcess, forwarded_signals
+from prefixcache.cli.worker_process import Ready, WorkerProcess, forwarded_signals, require_worker_packages
 from prefixcache.errors import EngineStopped
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -54,6 +54,8 @@ def serve(
         log_level=log_level,
         log_format=log_format,
     )
+    require_worker_packages()
+    typer.echo(f"starting a worker with {model} …", err=True)
     raise typer.Exit(_run(arguments, output=output))
 
 

@@ -189,6 +189,7 @@ class EngineCounters:
     num_iterations: int
     num_slots: int
     num_busy_slots: int
+    dropped_recompute_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,161 @@
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixcache import DeadlineExceeded, EngineStopped, InternalError, InvalidRequest, PrefixCacheError
+from prefixcache.pb.v1 import worker_pb2
+from tests.cli.conftest import Run, Spawn
+from tests.fakes.recording_servicer import RecordingServicer, finished_stream
+
+
+def sent(servicer: RecordingServicer) -> Any:
+    return servicer.requests("Generate")[-1]
+
+
+def turns(servicer: RecordingServicer) -> list[tuple[str, str]]:
+    return [(turn.role, turn.content) for turn in sent(servicer).prompt.chat.messages]
+
+
+def test_the_answer_goes_to_stdout_and_one_summary_line_to_stderr(run: Run) -> None:
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stdout) == (0, "Hello world\n")
+    assert result.stderr == ("10 prompt tokens, 4 cached · 2 new · TTFT 500 ms · TPOT 600 ms · saved 800 ms\n")
+
+
+def test_json_is_one_object_with_everything(run: Run) -> None:
+    result = run("generate", "hi", "--format", "json", "--request-id", "mine")
+    answer = json.loads(result.stdout)
+    assert result.stdout.count("\n") == 1
+    assert (answer["text"], answer["token_ids"], answer["finish_reason"]) == ("Hello world", [1, 2], "eos")
+    assert (answer["usage"]["cached_prompt_tokens"], answer["timings"]["ttft_s"]) == (4, 0.5)
+    assert (answer["request_id"], result.stderr) == ("mine", "")
+
+
+def test_the_text_becomes_a_user_message(run: Run, servicer: RecordingServicer) -> None:
+    run("generate", "hi")
+    assert turns(servicer) == [("user", "hi")]
+
+
+def test_a_system_message_comes_first(run: Run, servicer: RecordingServicer) -> None:
+    run("generate", "hi", "--system", "be short")
+    assert turns(servicer) == [("system", "be short"), ("user", "hi")]
+
+
+def test_a_system_message_can_come_from_a_file(run: Run, servicer: RecordingServicer, tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("from a file: ä", encoding="utf-8")
+    run("generate", "hi", "--system", f"@{tmp_path / 'system.txt'}")
+    assert turns(servicer)[0] == ("system", "from a file: ä")
+
+
+def test_raw_sends_plain_text(run: Run, servicer: RecordingServicer) -> None:
+    run("generate", "hi", "--raw")
+    assert sent(servicer).prompt.text == "hi"
+
+
+def test_a_model_without_template_gets_plain_text(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("GetModelInfo", worker_pb2.GetModelInfoResponse())
+    run("generate", "hi")
+    assert sent(servicer).prompt.text == "hi"
+
+
+def test_a_dash_reads_stdin(run: Run, servicer: RecordingServicer) -> None:
+    run("generate", "-", "--raw", stdin="from\nstdin\n")
+    assert sent(servicer).prompt.text == "from\nstdin\n"
+
+
+def test_every_option_is_sent(run: Run, servicer: RecordingServicer) -> None:
+    options = "--max-new-tokens 5 --temperature 0.5 --top-k 3 --top-p 0.25 --seed 7 --stop A --stop B"
+    more = "--stop-token-id 8 --ignore-eos --cache-salt s --model m --timeout 9"
+    assert run("generate", "hi", *options.split(), *more.split()).exit_code == 0
+    request = sent(servicer)
+    sampling, stopping = request.sampling, request.stopping
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 7)
+    assert (stopping.max_new_tokens, stopping.stop, stopping.stop_token_ids) == (5, ["A", "B"], [8])
+    assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "s", "m")
+    left_s = servicer.calls[-1].timeout_s
+    assert left_s is not None
+    assert 5 < left_s < 10
+
+
+def test_stdin_that_is_no_text_is_wrong_usage(spawn: Spawn, tmp_path: Path, address: str) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with (tmp_path / "bytes").open() as stdin:
+        process = spawn("generate", "-", "--address", address, stdin=stdin)
+        _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "stdin is not UTF-8 text" in " ".join(stderr.split())
+
+
+def test_a_reader_that_leaves_is_no_traceback(spawn: Spawn, servicer: RecordingServicer, address: str) -> None:
+    servicer.script("Generate", finished_stream(*["word "] * 20_000))
+    process = spawn("generate", "hi", "--address", address)
+    assert process.stdout is not None
+    assert process.stdout.read(4) == "word"
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(20) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidRequest("the reason"), 1),
+        (InternalError("the reason"), 1),
+        (EngineStopped("the reason"), 3),
+        (DeadlineExceeded("the reason"), 4),
+    ],
+)
+def test_an_error_is_one_line_on_stderr_and_an_exit_code(
+    run: Run, servicer: RecordingServicer, error: PrefixCacheError, code: int
+) -> None:
+    servicer.script("Generate", [error])
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_absent_worker_is_exit_code_3(run: Run) -> None:
+    result = run("generate", "hi", to="127.0.0.1:1")
+    assert result.exit_code == 3
+    assert "prefixcache serve" in result.stderr
+
+
+def test_a_passed_deadline_is_exit_code_4(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("Generate", [5.0])
+    assert run("generate", "hi", "--timeout", "0.2").exit_code == 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["hi", "--temperature", "-1"],
+        ["hi", "--max-new-tokens", "0"],
+        ["hi", "--top-p", "2"],
+        ["hi", "--format", "xml"],
+        ["hi", "--raw", "--system", "s"],
+        ["hi", "--system", "@/no/such/file"],
+        ["hi", "--unknown"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2_and_sends_nothing(
+    run: Run, servicer: RecordingServicer, arguments: list[str]
+) -> None:
+    assert run("generate", *arguments).exit_code == 2
+    assert servicer.requests("Generate") == []
+
+
+def test_ctrl_c_stops_the_request_with_exit_code_130(spawn: Spawn, servicer: RecordingServicer, address: str) -> None:
+    servicer.script("Generate", [*finished_stream("Hello")[:2], 30.0])
+    process = spawn("generate", "hi", "--address", address)
+    assert process.stdout is not None
+    assert process.stdout.read(5) == "Hello"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stderr) == (130, "interrupted\n")

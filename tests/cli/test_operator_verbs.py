@@ -1,0 +1,135 @@
+import doctest
+import json
+import resource
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+import prefixcache.cli.output
+import prefixcache.cli.serve
+from prefixcache.cli.failures import ExitCode
+from prefixcache.pb.v1 import admin_pb2, cache_pb2
+from tests.cli.conftest import ROOT, Run
+from tests.fakes.recording_servicer import RecordingServicer
+
+VERBS = ["serve", "generate", "chat", "lookup", "stats", "evict", "clear", "ping", "demo"]
+
+
+def worker_stats() -> admin_pb2.GetStatsResponse:
+    return admin_pb2.GetStatsResponse(
+        model="tiny",
+        uptime_s=3700,
+        resident_bytes=1_500_000_000,
+        tokens=admin_pb2.TokenStats(prompt=12345, cached=6172, hit_rate=0.49996, saved_s=12.3),
+        cache=admin_pb2.CacheStats(is_enabled=True, used_bytes=2_000_000, capacity_bytes=4_000_000_000, block_size=64),
+        engine=admin_pb2.EngineStats(num_running=2, max_num_seqs=8),
+        latency=admin_pb2.LatencyStats(ttft=admin_pb2.Percentiles(p50_s=0.025, p90_s=0.5, p99_s=1.5)),
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["12,345", "6,172 (50.0 %)", "1 h 2 min", "1.5 GB", "2 MB of 4 GB", "2 of 8", "25 ms / 500 ms / 1.5 s"]
+)
+def test_stats_are_readable(run: Run, servicer: RecordingServicer, text: str) -> None:
+    servicer.script("GetStats", worker_stats())
+    assert text in run("stats").stdout
+
+
+def test_stats_without_a_cache_say_so(run: Run) -> None:
+    assert "off" in run("stats").stdout
+
+
+def test_stats_as_json_have_every_figure(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("GetStats", worker_stats())
+    stats = json.loads(run("stats", "--format", "json").stdout)
+    assert (stats["tokens"]["prompt"], stats["latency"]["ttft"]["p99_s"]) == (12345, 1.5)
+
+
+def test_lookup_asks_for_what_generate_would_send(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("Lookup", cache_pb2.LookupResponse(prompt_tokens=9, cached_prompt_tokens=4, num_blocks=2))
+    result = run("lookup", "hi", "--cache-salt", "s")
+    request = servicer.requests("Lookup")[0]
+    assert (request.prompt.chat.messages[0].content, request.cache_salt) == ("hi", "s")
+    assert result.stdout.startswith("4 of 9 prompt tokens are cached")
+
+
+def test_lookup_as_json(run: Run) -> None:
+    assert json.loads(run("lookup", "hi", "--raw", "--format", "json").stdout)["cached_prompt_tokens"] == 0
+
+
+@pytest.mark.parametrize(("size", "num_bytes"), [("100MB", 10**8), ("0", 0), ("1.5 GiB", 3 * 2**29)])
+def test_evict_takes_sizes_for_people(run: Run, servicer: RecordingServicer, size: str, num_bytes: int) -> None:
+    assert run("evict", "--to", size).exit_code == 0
+    assert servicer.requests("Evict")[0].target_bytes == num_bytes
+
+
+def test_evict_says_what_went(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("Evict", admin_pb2.EvictResponse(evicted_blocks=3, evicted_bytes=3_000_000, used_bytes=1_000))
+    assert run("evict", "--to", "0").stdout == "evicted 3 blocks (3 MB); 1 kB remain\n"
+    assert json.loads(run("evict", "--to", "0", "--format", "json").stdout)["evicted_blocks"] == 3
+
+
+def test_evict_refuses_what_is_no_size(run: Run, servicer: RecordingServicer) -> None:
+    result = run("evict", "--to", "much")
+    assert result.exit_code == 2
+    assert "is not a size" in result.stderr
+    assert servicer.calls == []
+
+
+def test_clear_says_what_went(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("Clear", admin_pb2.ClearResponse(cleared_blocks=3, cleared_bytes=3_000_000))
+    assert run("clear").stdout == "cleared 3 blocks (3 MB)\n"
+    assert json.loads(run("clear", "--format", "json").stdout) == {"cleared_blocks": 3, "cleared_bytes": 3_000_000}
+
+
+def test_ping_shows_the_time(run: Run, address: str) -> None:
+    assert run("ping").stdout.startswith(f"{address} is serving; it answered in ")
+    assert json.loads(run("ping", "--format", "json").stdout)["round_trip_s"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["ping"], ["stats"], ["clear"], ["evict", "--to", "0"], ["lookup", "x"], ["chat"]]
+)
+def test_an_absent_worker_is_exit_code_3_for_every_verb(run: Run, arguments: list[str]) -> None:
+    assert run(*arguments, "--timeout", "2", to="127.0.0.1:1").exit_code == 3
+
+
+def test_a_worker_that_is_not_serving_is_exit_code_3(run: Run, servicer: RecordingServicer) -> None:
+    import asyncio
+
+    asyncio.run(servicer.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
+    assert run("ping").exit_code == 3
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_of_every_verb_explains_the_exit_codes(run: Run, verb: str) -> None:
+    result = run(*verb.split(), "--help")
+    words = " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    assert all(f"{code.value} " in words.partition("Exit codes:")[2] for code in ExitCode)
+
+
+def test_help_takes_under_half_a_second_of_processor_time() -> None:
+    def processor_s() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "prefixcache.cli", "--help"], cwd=ROOT, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(processor_s() for _ in range(5)) < 0.5
+
+
+def test_the_version_is_shown(run: Run) -> None:
+    import prefixcache
+
+    assert run("--version").stdout == f"prefixcache {prefixcache.__version__}\n"
+
+
+@pytest.mark.parametrize("module", [prefixcache.cli.output, prefixcache.cli.serve], ids=lambda module: module.__name__)
+def test_the_examples_hold(module: ModuleType) -> None:
+    results = doctest.testmod(module)
+    assert results.attempted
+    assert not results.failed
