@@ -6,6 +6,7 @@ the reverse: no new calls, running ones within the grace, engine, threads.
 
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -15,7 +16,7 @@ from model_worker.config import CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE, WorkerSettings
 from model_worker.engine.admission import EngineLimits
 from model_worker.engine.engine import Engine, EngineParts
 from model_worker.engine.runner import ModelRunner
-from model_worker.kv.slots import CellArray, SlotPool
+from model_worker.kv.slots import CellArray, Slot, SlotPool
 from model_worker.memory_plan import MemoryPlan, available_bytes
 from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
@@ -45,8 +46,11 @@ class Worker:
     cache: BlockCache
 
 
-def build(settings: WorkerSettings) -> Worker:
-    """Load and qualify the model and put the engine together; raises ConfigError or NotFound with what to change."""
+def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Tensor], None] | None = None) -> Worker:
+    """Load and qualify the model and put the engine together; raises ConfigError or NotFound with what to change.
+
+    ``observe_logits``, for checks, sees on the model thread the logits ``[vocab_size]`` that each token is drawn from.
+    """
     device = pick_device(settings.device)
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
@@ -57,7 +61,7 @@ def build(settings: WorkerSettings) -> Worker:
     allowed_rows = probe_rows(model.causal.model, max_rows=limits.max_num_seqs)
     namespace = _namespace(model, canary=canary_digest(model))
     cells, cache = _cache(settings, model)
-    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=allowed_rows)
+    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=allowed_rows, observe_logits=observe_logits)
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
     parts = EngineParts(description, model.tokenizer, cache, slots, runner, namespace.digest())
     _settle_garbage()
