@@ -6,7 +6,16 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from prefixcache.cli.demo_session import Turn
-from prefixcache.cli.output import duration, figures_table, percent, print_json, progress, stdout_console
+from prefixcache.cli.output import (
+    duration,
+    figures_table,
+    indented,
+    one_line,
+    percent,
+    print_json,
+    spinner,
+    stdout_console,
+)
 
 if TYPE_CHECKING:
     from prefixcache.client import ModelInfo
@@ -52,7 +61,7 @@ class DemoReport:
         number = len(self._turns) + 1
         if number > self._num_requests:
             return nullcontext()
-        return progress(f"request {number} of {self._num_requests} …")
+        return spinner(f"request {number} of {self._num_requests} …")
 
     def add(self, turn: Turn) -> None:
         """Take one turn and print it."""
@@ -60,12 +69,14 @@ class DemoReport:
         if self._is_text:
             usage = turn.answer.usage
             self._console.print(f"{len(self._turns):>2}  {_PART_NAMES[turn.part]}: {turn.question}", style="bold")
-            self._console.print(f"    {' '.join(turn.answer.text.split())}")
-            self._console.print(
-                f"    {usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens cached, "
-                f"first token after {duration(turn.answer.timings.ttft_s)}\n",
-                style="dim",
+            more = " …" if turn.answer.finish_reason == "length" else ""
+            self._console.print(indented(turn.answer.text + more))
+            figures = (
+                f"{usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens cached, "
+                f"first token after {duration(turn.answer.timings.ttft_s)}"
             )
+            self._console.print(indented(figures, style="dim"))
+            self._console.print()
 
     def end(self) -> None:
         """Print the table and the totals, or the JSON object."""
@@ -85,7 +96,7 @@ class DemoReport:
             usage, timings = turn.answer.usage, turn.answer.timings
             table.add_row(
                 f"{number:>2} {_PART_NAMES[turn.part]}",
-                " ".join(turn.question.split()),
+                one_line(turn.question),
                 str(usage.prompt_tokens),
                 str(usage.cached_prompt_tokens),
                 duration(timings.ttft_s),

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
     from prefixcache.client.types import Generation
 
@@ -23,15 +26,15 @@ def print_json(value: Any) -> None:  # noqa: ANN401 - any dataclass or JSON valu
 def duration(seconds: float) -> str:
     """A time for people.
 
-    >>> duration(0.0), duration(0.0123), duration(3.21), duration(4000)
-    ('0 ms', '12.3 ms', '3.21 s', '1 h 7 min')
+    >>> duration(0.0), duration(0.0123), duration(3.21), duration(95), duration(4000)
+    ('0 ms', '12.3 ms', '3.21 s', '1 min 35 s', '1 h 6 min')
     """
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    minutes, whole_s = divmod(int(seconds), 60)
+    return f"{minutes} min {whole_s} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def percent(share: float) -> str:
@@ -73,25 +76,45 @@ def print_pairs(title: str, pairs: dict[str, str]) -> None:
 
 
 def figures_table(*columns: str) -> "Table":
-    """A table whose first two columns are words and whose others are figures."""
+    """A table whose first two columns are words and whose others are figures; only the second may shrink."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position < 2 else "right", no_wrap=True, overflow="ellipsis")
+        table.add_column(column, justify="left" if position < 2 else "right", no_wrap=position != 1)
     return table
+
+
+def one_line(text: str) -> "Text":
+    """A text as one line, cut short where there is no room for it."""
+    from rich.text import Text
+
+    return Text(" ".join(text.split()), no_wrap=True, overflow="ellipsis")
+
+
+def indented(text: str, *, style: str = "") -> "Padding":
+    """A text as a paragraph, indented as a whole."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text(" ".join(text.split()), style=style), (0, 0, 0, 4))
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[None]:
+    """Show on a terminal's stderr that something is under way; elsewhere nothing."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    with console.status(text) if console.is_terminal else nullcontext():
+        yield
 
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show on stderr that something is under way: a spinner on a terminal, else one line."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    if not console.is_terminal:
+    """Show on stderr that something long is under way: a spinner on a terminal, else one line."""
+    if not sys.stderr.isatty():
         typer.echo(text, err=True)
-        yield
-        return
-    with console.status(text):
+    with spinner(text):
         yield

@@ -87,7 +87,8 @@ def _engine_pairs(engine: "EngineCounters") -> dict[str, str]:
         "waiting": str(engine.num_waiting),
         "running": f"{engine.num_running} of {engine.max_num_seqs}",
         "slots": f"{engine.num_busy_slots} busy of {engine.num_slots}, {engine.num_draining_slots} draining",
-        "tokens to recompute": f"{engine.pending_recompute_tokens:,} waiting, {engine.dropped_recompute_tokens:,} dropped",
+        "tokens to recompute": f"{engine.pending_recompute_tokens:,}",
+        "recompute given up": f"{engine.dropped_recompute_tokens:,}",
         "iterations": f"{engine.num_iterations:,}",
     }
 

@@ -31,7 +31,7 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
 
 
 @pytest.mark.parametrize(
-    "text", ["12,345", "6,172 (50.0 %)", "1 h 2 min", "1.5 GB", "2 MB of 4 GB", "2 of 8", "25 ms / 500 ms / 1.5 s"]
+    "text", ["12,345", "6,172 (50.0 %)", "1 h 1 min", "1.5 GB", "2 MB of 4 GB", "2 of 8", "25 ms / 500 ms / 1.5 s"]
 )
 def test_stats_are_readable(run: Run, servicer: RecordingServicer, text: str) -> None:
     servicer.script("GetStats", worker_stats())
