@@ -3,7 +3,7 @@
 ``RequestInterceptor`` stands outermost on a grpc.aio server. Servicers raise
 the exceptions of ``prefixcache.errors``; here they become statuses by the table
 in ``status.py``. Streams are pulled here as well, so that a call that ends
-early closes its generator at once and never leaves it to the collector.
+early closes its generator at once, whole, and never leaves it to the collector.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from inspect import isasyncgen
 from typing import Any, Final, TypeAlias
@@ -151,11 +151,35 @@ def _stream(behavior: Callable[..., Any], around: Around) -> Callable[[Any, Cont
             if not isasyncgen(responses):
                 await responses
                 return
-            async with aclosing(responses):
+            try:
                 async for response in responses:
-                    await context.write(response)
+                    await _write(context, response)
+            finally:
+                await _finish(responses.aclose())
 
     return handle
+
+
+async def _write(context: Context, response: object) -> None:
+    try:
+        await context.write(response)
+    except aio.InternalError as error:
+        # How gRPC reports that the caller left while the message waited for it.
+        raise asyncio.CancelledError from error
+
+
+async def _finish(closing: Coroutine[object, object, None]) -> None:
+    """Await ``closing`` to its end however often this task is cancelled meanwhile, then say so."""
+    task = asyncio.ensure_future(closing)
+    cancellation: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancellation = error
+    task.result()
+    if cancellation is not None:
+        raise cancellation
 
 
 def _given_request_id(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:

@@ -1,6 +1,7 @@
 """Generate over a real socket: order, values, and an end however the call ends."""
 
 import asyncio
+import logging
 
 import grpc
 import pytest
@@ -111,13 +112,32 @@ async def test_caller_that_reads_slowly_holds_back_the_generator(worker: Worker)
     await until(lambda: worker.engine.num_closed == 1)
 
 
-async def test_cancelling_while_a_message_is_being_written_closes_the_generator(worker: Worker) -> None:
+@pytest.mark.parametrize("close_s", [0, 0.1])
+async def test_caller_that_leaves_while_a_message_waits_for_it_is_no_fault(
+    worker: Worker, caplog: pytest.LogCaptureFixture, close_s: float
+) -> None:
+    caplog.set_level(logging.INFO, "prefixcache.rpc.interceptors")
+    worker.engine.close_s = close_s
     worker.engine.events = [TokensGenerated([1], "x" * 1_000_000) for _ in range(100)]
     call = worker.model.Generate(REQUEST)
     await call.read()
     await asyncio.sleep(0.1)
     assert worker.engine.num_open == 1
     call.cancel()
+    await until(lambda: worker.engine.num_closed == 1 and bool(caplog.records))
+    assert worker.engine.num_open == 0
+    (record,) = caplog.records
+    assert record.getMessage().endswith("ended early: its caller cancelled it")
+
+
+async def test_generator_is_closed_whole_though_the_server_is_stopped_meanwhile(worker: Worker) -> None:
+    worker.engine.close_s = 0.2
+    worker.engine.events = [TokensGenerated([1], "x" * 1_000_000) for _ in range(100)]
+    call = worker.model.Generate(REQUEST)
+    await call.read()
+    await asyncio.sleep(0.1)
+    call.cancel()
+    await worker.server.stop(0.05)
     await until(lambda: worker.engine.num_closed == 1)
 
 

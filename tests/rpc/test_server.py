@@ -88,6 +88,18 @@ async def test_stream_that_outlasts_the_grace_is_ended_and_told_so(worker: Worke
     assert (worker.engine.num_open, worker.engine.num_closed) == (0, 1)
 
 
+async def test_call_that_does_not_end_when_cancelled_is_logged_and_left(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("model_worker.rpc.draining._CUT_S", 0.05)
+    worker.engine.gate_at, worker.engine.close_s = 1, 0.3
+    call = worker.model.Generate(GENERATE)
+    await call.read()
+    await worker.server.stop(0)
+    assert "1 calls did not end" in caplog.text
+    assert isinstance(await error_of(call.read()), EngineStopped)
+
+
 async def test_stop_does_not_wait_for_health_watchers(worker: Worker) -> None:
     watch = worker.health.Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == SERVING
