@@ -6,8 +6,19 @@ from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
 
 from model_worker.engine.request import Event, Finished, GenerateRequest, Started, TokensGenerated
-from model_worker.engine.statistics import EngineStats, LatencyStats, Percentiles, RequestStats, TokenStats
+from model_worker.engine.statistics import (
+    ClearResult,
+    EngineStats,
+    EvictResult,
+    LatencyStats,
+    LookupResult,
+    Percentiles,
+    RequestStats,
+    TokenStats,
+    WorkerStats,
+)
 from prefixcache.accounting import RequestRecord
+from prefixcache.cache import CacheStats
 from prefixcache.errors import InvalidRequest
 
 Result = TypeVar("Result")
@@ -55,52 +66,34 @@ class FakeTokenizer:
         return bytes(ids).decode(errors="replace")
 
 
-@dataclass
-class FakeLookupResult:
-    prompt_tokens: int
-    cached_prompt_tokens: int = 4
-    cached_blocks: int = 1
-    num_blocks: int = 2
-    block_size: int = 4
+def distinct_cache_stats() -> CacheStats:
+    """Give every field a value of its own."""
+    return CacheStats(
+        is_enabled=True,
+        used_bytes=1,
+        capacity_bytes=2,
+        num_blocks=3,
+        num_held_blocks=4,
+        published_blocks=5,
+        evicted_blocks=6,
+        dropped_blocks=7,
+        num_nodes=8,
+        block_size=9,
+        block_bytes=10,
+    )
 
 
-@dataclass
-class FakeEvictResult:
-    evicted_blocks: int = 3
-    evicted_bytes: int = 3072
-    used_bytes: int = 100
-
-
-@dataclass
-class FakeClearResult:
-    cleared_blocks: int = 5
-    cleared_bytes: int = 5120
-
-
-@dataclass
-class FakeCacheStats:
-    is_enabled: bool = True
-    used_bytes: int = 1
-    capacity_bytes: int = 2
-    num_blocks: int = 3
-    num_held_blocks: int = 4
-    published_blocks: int = 5
-    evicted_blocks: int = 6
-    dropped_blocks: int = 7
-    num_nodes: int = 8
-    block_size: int = 9
-    block_bytes: int = 10
-
-
-@dataclass
-class FakeWorkerStats:
-    uptime_s: float = 1.5
-    resident_bytes: int = 12345
-    requests: RequestStats = field(default_factory=lambda: RequestStats(received=3, finished=2, hits=1))
-    tokens: TokenStats = field(default_factory=lambda: TokenStats(prompt=10, cached=4, hit_rate=0.4))
-    cache: FakeCacheStats = field(default_factory=FakeCacheStats)
-    engine: EngineStats = field(default_factory=lambda: EngineStats(max_num_seqs=2))
-    latency: LatencyStats = field(default_factory=lambda: LatencyStats(ttft=Percentiles(p50_s=0.25)))
+def some_stats() -> WorkerStats:
+    """Give a snapshot whose parts can be told from each other."""
+    return WorkerStats(
+        uptime_s=1.5,
+        resident_bytes=12345,
+        requests=RequestStats(received=3, finished=2, hits=1),
+        tokens=TokenStats(prompt=10, cached=4, hit_rate=0.4),
+        cache=distinct_cache_stats(),
+        engine=EngineStats(max_num_seqs=2),
+        latency=LatencyStats(ttft=Percentiles(p50_s=0.25)),
+    )
 
 
 def finished_record(request_id: str = "r") -> RequestRecord:
@@ -129,6 +122,7 @@ def finished_record(request_id: str = "r") -> RequestRecord:
 @dataclass
 class FakeEngine:
     """Yields ``events``; waits for ``gate`` before the event at ``gate_at``; raises ``error`` at the end.
+    Closing takes ``close_s`` seconds.
 
     ``requests`` are the calls that arrived, ``num_open`` the generators running
     now, ``num_closed`` those that ended however. ``num_yielded`` counts events taken.
@@ -147,6 +141,7 @@ class FakeEngine:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     gate_at: int | None = None
     error: Exception | None = None
+    close_s: float = 0
     requests: list[GenerateRequest] = field(default_factory=list)
     lookups: list[tuple[list[int], str]] = field(default_factory=list)
     evictions: list[int] = field(default_factory=list)
@@ -167,22 +162,25 @@ class FakeEngine:
             if self.error is not None:
                 raise self.error
         finally:
+            await asyncio.sleep(self.close_s)
             self.num_open -= 1
             self.num_closed += 1
 
-    def lookup(self, prompt_token_ids: list[int], *, cache_salt: str) -> FakeLookupResult:
+    def lookup(self, prompt_token_ids: list[int], *, cache_salt: str) -> LookupResult:
         self.lookups.append((prompt_token_ids, cache_salt))
-        return FakeLookupResult(prompt_tokens=len(prompt_token_ids))
+        return LookupResult(
+            prompt_tokens=len(prompt_token_ids), cached_prompt_tokens=4, cached_blocks=1, num_blocks=2, block_size=4
+        )
 
-    def evict(self, target_bytes: int) -> FakeEvictResult:
+    def evict(self, target_bytes: int) -> EvictResult:
         self.evictions.append(target_bytes)
-        return FakeEvictResult()
+        return EvictResult(evicted_blocks=3, evicted_bytes=3072, used_bytes=100)
 
-    def clear(self) -> FakeClearResult:
-        return FakeClearResult()
+    def clear(self) -> ClearResult:
+        return ClearResult(cleared_blocks=5, cleared_bytes=5120)
 
-    def stats(self) -> FakeWorkerStats:
-        return FakeWorkerStats()
+    def stats(self) -> WorkerStats:
+        return some_stats()
 
     async def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         self.num_io_calls += 1

@@ -5,10 +5,23 @@ from typing import Any
 
 import pytest
 
-from model_worker.engine import statistics
+from model_worker.engine.request import Started
+from model_worker.engine.statistics import (
+    ClearResult,
+    EngineStats,
+    EvictResult,
+    LatencyStats,
+    LookupResult,
+    Percentiles,
+    RequestStats,
+    TokenStats,
+)
+from model_worker.models.catalog import ModelDescription
 from model_worker.rpc.messages import fill
+from prefixcache.accounting import RequestRecord
+from prefixcache.cache import CacheStats
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
-from tests.fakes.fake_engine import FakeDescription, FakeWorkerStats
+from tests.fakes.fake_engine import FakeDescription, some_stats
 from tests.rpc.wire import Worker
 
 
@@ -31,7 +44,7 @@ async def test_lookup_carries_the_result(worker: Worker) -> None:
 
 async def test_stats_carry_every_nested_field(worker: Worker) -> None:
     stats = await worker.admin.GetStats(admin_pb2.GetStatsRequest())
-    expected = FakeWorkerStats()
+    expected = some_stats()
     assert (stats.model, stats.uptime_s, stats.resident_bytes) == ("fake", 1.5, 12345)
     assert (stats.requests.received, stats.requests.finished, stats.requests.hits) == (3, 2, 1)
     assert stats.tokens.hit_rate == 0.4
@@ -50,11 +63,30 @@ async def test_clear_carries_the_result(worker: Worker) -> None:
     assert response == admin_pb2.ClearResponse(cleared_blocks=5, cleared_bytes=5120)
 
 
-@pytest.mark.parametrize("name", ["RequestStats", "TokenStats", "EngineStats", "Percentiles", "LatencyStats"])
-def test_statistics_and_their_messages_have_the_same_fields(name: str) -> None:
-    message_type: Any = getattr(admin_pb2, name)
-    in_message = [field.name for field in message_type.DESCRIPTOR.fields]
-    assert in_message == [field.name for field in fields(getattr(statistics, name))]
+@pytest.mark.parametrize(
+    ("value_type", "message_type"),
+    [
+        (RequestStats, admin_pb2.RequestStats),
+        (TokenStats, admin_pb2.TokenStats),
+        (CacheStats, admin_pb2.CacheStats),
+        (EngineStats, admin_pb2.EngineStats),
+        (Percentiles, admin_pb2.Percentiles),
+        (LatencyStats, admin_pb2.LatencyStats),
+        (LookupResult, cache_pb2.LookupResponse),
+        (EvictResult, admin_pb2.EvictResponse),
+        (ClearResult, admin_pb2.ClearResponse),
+        (Started, worker_pb2.Started),
+        (ModelDescription, worker_pb2.GetModelInfoResponse),
+    ],
+)
+def test_value_and_its_message_have_the_same_fields(value_type: Any, message_type: Any) -> None:
+    in_message = {field.name for field in message_type.DESCRIPTOR.fields}
+    assert in_message == {field.name for field in fields(value_type)}
+
+
+@pytest.mark.parametrize("message_type", [worker_pb2.Usage, worker_pb2.Timings])
+def test_record_has_every_field_of_usage_and_timings(message_type: Any) -> None:
+    assert {field.name for field in message_type.DESCRIPTOR.fields} <= {field.name for field in fields(RequestRecord)}
 
 
 def test_fill_refuses_a_source_that_lacks_a_field() -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprefixcache/pb/v1/admin.proto\x12\x11prefixcache.pb.v1\"\x11\n\x0fGetStatsRequest\"\xbd\x02\n\x10GetStatsResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x31\n\x08requests\x18\x03 \x01(\x0b\x32\x1f.prefixcache.pb.v1.RequestStats\x12-\n\x06tokens\x18\x04 \x01(\x0b\x32\x1d.prefixcache.pb.v1.TokenStats\x12,\n\x05\x63\x61\x63he\x18\x05 \x01(\x0b\x32\x1d.prefixcache.pb.v1.CacheStats\x12.\n\x06\x65ngine\x18\x06 \x01(\x0b\x32\x1e.prefixcache.pb.v1.EngineStats\x12\x30\n\x07latency\x18\x07 \x01(\x0b\x32\x1f.prefixcache.pb.v1.LatencyStats\x12\x16\n\x0eresident_bytes\x18\x08 \x01(\x04\"t\n\x0cRequestStats\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\x12\x11\n\tcancelled\x18\x03 \x01(\x04\x12\x0f\n\x07refused\x18\x04 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x04\x12\x0c\n\x04hits\x18\x06 \x01(\x04\"u\n\nTokenStats\x12\x0e\n\x06prompt\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x04\x12\x12\n\ncompletion\x18\x03 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x04 \x01(\x04\x12\x0f\n\x07saved_s\x18\x05 \x01(\x01\x12\x10\n\x08hit_rate\x18\x06 \x01(\x01\"\xff\x01\n\nCacheStats\x12\x12\n\nis_enabled\x18\x01 \x01(\x08\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nnum_blocks\x18\x04 \x01(\x04\x12\x17\n\x0fnum_held_blocks\x18\x05 \x01(\x04\x12\x18\n\x10published_blocks\x18\x06 \x01(\x04\x12\x16\n\x0e\x65victed_blocks\x18\x07 \x01(\x04\x12\x16\n\x0e\x64ropped_blocks\x18\x08 \x01(\x04\x12\x11\n\tnum_nodes\x18\t \x01(\x04\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0b \x01(\x04\"\xce\x01\n\x0b\x45ngineStats\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x1a\n\x12num_draining_slots\x18\x04 \x01(\r\x12 \n\x18pending_recompute_tokens\x18\x05 \x01(\x04\x12\x16\n\x0enum_iterations\x18\x06 \x01(\x04\x12\x11\n\tnum_slots\x18\x07 \x01(\r\x12\x16\n\x0enum_busy_slots\x18\x08 \x01(\r\":\n\x0bPercentiles\x12\r\n\x05p50_s\x18\x01 \x01(\x01\x12\r\n\x05p90_s\x18\x02 \x01(\x01\x12\r\n\x05p99_s\x18\x03 \x01(\x01\"\xcb\x01\n\x0cLatencyStats\x12,\n\x04ttft\x18\x01 \x01(\x0b\x32\x1e.prefixcache.pb.v1.Percentiles\x12,\n\x04tpot\x18\x02 \x01(\x0b\x32\x1e.prefixcache.pb.v1.Percentiles\x12-\n\x05total\x18\x03 \x01(\x0b\x32\x1e.prefixcache.pb.v1.Percentiles\x12\x30\n\x08loop_lag\x18\x04 \x01(\x0b\x32\x1e.prefixcache.pb.v1.Percentiles\"$\n\x0c\x45victRequest\x12\x14\n\x0ctarget_bytes\x18\x01 \x01(\x04\"R\n\rEvictResponse\x12\x16\n\x0e\x65victed_blocks\x18\x01 \x01(\x04\x12\x15\n\revicted_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\"\x0e\n\x0c\x43learRequest\">\n\rClearResponse\x12\x16\n\x0e\x63leared_blocks\x18\x01 \x01(\x04\x12\x15\n\rcleared_bytes\x18\x02 \x01(\x04\x32\xf9\x01\n\nCacheAdmin\x12S\n\x08GetStats\x12\".prefixcache.pb.v1.GetStatsRequest\x1a#.prefixcache.pb.v1.GetStatsResponse\x12J\n\x05\x45vict\x12\x1f.prefixcache.pb.v1.EvictRequest\x1a .prefixcache.pb.v1.EvictResponse\x12J\n\x05\x43lear\x12\x1f.prefixcache.pb.v1.ClearRequest\x1a .prefixcache.pb.v1.ClearResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprefixcache/pb/v1/admin.proto\x12\x11prefixcache.pb.v1\"\x11\n\x0fGetStatsRequest\"\xbd\x02\n\x10GetStatsResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x31\n\x08requests\x18\x03 \x01(\x0b\x32\x1f.prefixcache.pb.v1.RequestStats\x12-\n\x06tokens\x18\x04 \x01(\x0b\x32\x1d.prefixcache.pb.v1.TokenStats\x12,\n\x05\x63\x61\x63he\x18\x05 \x01(\x0b\x32\x1d.prefixcache.pb.v1.CacheStats\x12.\n\x06\x65ngine\x18\x06 \x01(\x0b\x32\x1e.prefixcache.pb.v1.EngineStats\x12\x30\n\x07latency\x18\x07 \x01(\x0b\x32\x1f.prefixcache.pb.v1.LatencyStats\x12\x16\n\x0eresident_bytes\x18\x08 \x01(\x04\"t\n\x0cRequestStats\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\x12\x11\n\tcancelled\x18\x03 \x01(\x04\x12\x0f\n\x07refused\x18\x04 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x04\x12\x0c\n\x04hits\x18\x06 \x01(\x04\"u\n\nTokenStats\x12\x0e\n\x06prompt\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x04\x12\x12\n\ncompletion\x18\x03 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x04 \x01(\x04\x12\x0f\n\x07saved_s\x18\x05 \x01(\x01\x12\x10\n\x08hit_rate\x18\x06 \x01(\x01\"\xff\x01\n\nCacheStats\x12\x12\n\nis_enabled\x18\x01 \x01(\x08\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nnum_blocks\x18\x04 \x01(\x04\x12\x17\n\x0fnum_held_blocks\x18\x05 \x01(\x04\x12\x18\n\x10published_blocks\x18\x06 \x01(\x04\x12\x16\n\x0e\x65victed_blocks\x18\x07 \x01(\x04\x12\x16\n\x0e\x64ropped_blocks\x18\x08 \x01(\x04\x12\x11\n\tnum_nodes\x18\t \x01(\x04\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0b \x01(\x04\"\xf0\x01\n\x0b\x45ngineStats\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x1a\n\x12num_draining_slots\x18\x04 \x01(\r\x12 \n\x18pending_recompute_tokens\x18\x05 \x01(\x04\x12\x16\n\x0enum_iterations\x18\x06 \x01(\x04\x12\x11\n\tnum_slots\x18\x07 \x01(\r\x12\x16\n\x0enum_busy_slots\x18\x08 \x01(\r\x12 \n\x18\x64ropped_recompute_tokens\x18\t \x01(\x04\":\n\x0bPercentiles\x12\r\n\x05p50_s\x18\x01 \x01(\x01\x12\r\n\x05p90_s\x18\x02 \x01(\x01\x12\r\n\x05p99_s\x18\x03 \x01(\x01\"\xcb\x01\n\x0cLatencyStats\x12,\n\x04ttft\x18\x01 \x01(\x0b\x32\x1e.prefixcache.pb.v1.Percentiles\x12,\n\x04tpot\x18\x02 \x01(\x0b\x32\x1e.prefixcache.pb.v1.Percentiles\x12-\n\x05total\x18\x03 \x01(\x0b\x32\x1e.prefixcache.pb.v1.Percentiles\x12\x30\n\x08loop_lag\x18\x04 \x01(\x0b\x32\x1e.prefixcache.pb.v1.Percentiles\"$\n\x0c\x45victRequest\x12\x14\n\x0ctarget_bytes\x18\x01 \x01(\x04\"R\n\rEvictResponse\x12\x16\n\x0e\x65victed_blocks\x18\x01 \x01(\x04\x12\x15\n\revicted_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\"\x0e\n\x0c\x43learRequest\">\n\rClearResponse\x12\x16\n\x0e\x63leared_blocks\x18\x01 \x01(\x04\x12\x15\n\rcleared_bytes\x18\x02 \x01(\x04\x32\xf9\x01\n\nCacheAdmin\x12S\n\x08GetStats\x12\".prefixcache.pb.v1.GetStatsRequest\x1a#.prefixcache.pb.v1.GetStatsResponse\x12J\n\x05\x45vict\x12\x1f.prefixcache.pb.v1.EvictRequest\x1a .prefixcache.pb.v1.EvictResponse\x12J\n\x05\x43lear\x12\x1f.prefixcache.pb.v1.ClearRequest\x1a .prefixcache.pb.v1.ClearResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,19 +42,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CACHESTATS']._serialized_start=629
   _globals['_CACHESTATS']._serialized_end=884
   _globals['_ENGINESTATS']._serialized_start=887
-  _globals['_ENGINESTATS']._serialized_end=1093
-  _globals['_PERCENTILES']._serialized_start=1095
-  _globals['_PERCENTILES']._serialized_end=1153
-  _globals['_LATENCYSTATS']._serialized_start=1156
-  _globals['_LATENCYSTATS']._serialized_end=1359
-  _globals['_EVICTREQUEST']._serialized_start=1361
-  _globals['_EVICTREQUEST']._serialized_end=1397
-  _globals['_EVICTRESPONSE']._serialized_start=1399
-  _globals['_EVICTRESPONSE']._serialized_end=1481
-  _globals['_CLEARREQUEST']._serialized_start=1483
-  _globals['_CLEARREQUEST']._serialized_end=1497
-  _globals['_CLEARRESPONSE']._serialized_start=1499
-  _globals['_CLEARRESPONSE']._serialized_end=1561
-  _globals['_CACHEADMIN']._serialized_start=1564
-  _globals['_CACHEADMIN']._serialized_end=1813
+  _globals['_ENGINESTATS']._serialized_end=1127
+  _globals['_PERCENTILES']._serialized_start=1129
+  _globals['_PERCENTILES']._serialized_end=1187
+  _globals['_LATENCYSTATS']._serialized_start=1190
+  _globals['_LATENCYSTATS']._serialized_end=1393
+  _globals['_EVICTREQUEST']._serialized_start=1395
+  _globals['_EVICTREQUEST']._serialized_end=1431
+  _globals['_EVICTRESPONSE']._serialized_start=1433
+  _globals['_EVICTRESPONSE']._serialized_end=1515
+  _globals['_CLEARREQUEST']._serialized_start=1517
+  _globals['_CLEARREQUEST']._serialized_end=1531
+  _globals['_CLEARRESPONSE']._serialized_start=1533
+  _globals['_CLEARRESPONSE']._serialized_end=1595
+  _globals['_CACHEADMIN']._serialized_start=1598
+  _globals['_CACHEADMIN']._serialized_end=1847
 # @@protoc_insertion_point(module_scope)
