@@ -100,13 +100,15 @@ class _Call:
     def _log_end(self, context: Context) -> None:
         is_late = has_deadline_passed(context, slack_s=_DEADLINE_SLACK_S)
         reason = "its deadline passed" if is_late else "its caller cancelled it"
-        _LOGGER.info("%s ended early: %s", self._method, reason, extra={"request_id": self._request_id})
+        extra = {"request_id": self._request_id}
+        _LOGGER.info("request %s: %s ended early: %s", self._request_id, self._method, reason, extra=extra)
 
     def _log_failure(self, error: Exception, code: grpc.StatusCode) -> None:
         is_fault = code is grpc.StatusCode.INTERNAL
         _LOGGER.log(
             logging.ERROR if is_fault else logging.INFO,
-            "%s failed with %s: %s: %s",
+            "request %s: %s failed with %s: %s: %s",
+            self._request_id,
             self._method,
             code.name,
             type(error).__name__,

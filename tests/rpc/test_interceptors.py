@@ -72,7 +72,7 @@ async def test_failure_is_one_log_line_with_id_method_and_status(
     await worker.model.Generate(EMPTY, metadata=((REQUEST_ID_KEY, "mine"),)).code()
     (record,) = caplog.records
     assert vars(record)["request_id"] == "mine"
-    assert "/prefixcache.pb.v1.ModelWorker/Generate failed with INVALID_ARGUMENT" in record.getMessage()
+    assert "request mine: /prefixcache.pb.v1.ModelWorker/Generate failed with INVALID_ARGUMENT" in record.getMessage()
     assert record.exc_info is None
 
 
