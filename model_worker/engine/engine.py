@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, TypeVarTuple
 
 import psutil
@@ -157,7 +157,7 @@ class Engine:
         return WorkerStats(
             uptime_s=self._clock() - self._started_at,
             resident_bytes=psutil.Process().memory_info().rss,
-            requests=self._ledger.requests,
+            requests=replace(self._ledger.requests),
             tokens=self._ledger.tokens(),
             cache=self._cache.stats(),
             engine=EngineStats(
@@ -262,7 +262,7 @@ class Engine:
         self._ledger.note_prefill(num_computed, took)
         sequence.record.prefill_s += took
         sequence.record.computed_prompt_tokens += num_computed
-        if token is None:
+        if token is None or sequence.is_abandoned:
             return
         self._canonical.release_lease(run)
         sequence.phase = Phase.DECODE
@@ -283,7 +283,13 @@ class Engine:
 
     def _deliver(self, sequence: Sequence, token: int) -> None:
         sequence.output_ids.append(token)
-        reason, text = self._admission.judge(sequence, token)
+        try:
+            reason, text = self._admission.judge(sequence, token)
+        except Exception:
+            name = sequence.request.request_id
+            logger.exception("the text of request %s could not be made", name)
+            self._fail(sequence, InternalError(f"request {name} failed in the worker"))
+            return
         sequence.mailbox.put(TokensGenerated([token], text))
         if reason:
             self._finish(sequence, reason)

@@ -5,6 +5,7 @@ Owner: the engine's loop.
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from model_worker.engine.statistics import LatencyStats, Percentiles, RequestStats, TokenStats
 from prefixcache.accounting import RequestRecord
@@ -69,10 +70,9 @@ class Ledger:
             self._tpot.append(record.tpot_s)
 
     def tokens(self) -> TokenStats:
-        """Token totals with the hit rate."""
+        """Token totals now, with the hit rate."""
         totals = self._tokens
-        totals.hit_rate = totals.cached / totals.prompt if totals.prompt else 0.0
-        return totals
+        return replace(totals, hit_rate=totals.cached / totals.prompt if totals.prompt else 0.0)
 
     def latency(self) -> LatencyStats:
         """Percentiles now. O(n log n) in the number of remembered requests."""

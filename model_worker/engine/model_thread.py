@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
@@ -12,7 +13,7 @@ Arguments = TypeVarTuple("Arguments")
 class ModelThread:
     """Runs operations one after another, in the order they were given.
 
-    A caller that is cancelled still waits for its operation: whatever the operation
+    A caller that is cancelled, however often, still waits for its operation: whatever the operation
     reads or writes is not touched by anybody before it has ended.
     """
 
@@ -25,7 +26,9 @@ class ModelThread:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await asyncio.wait([future])
+            while not future.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
             raise
 
     def close(self) -> None:

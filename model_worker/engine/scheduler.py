@@ -31,8 +31,8 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue takes nobody more."""
-        return len(self._waiting) >= self._max_waiting
+        """Whether the queue takes nobody more; who will get a free place at once does not count as waiting."""
+        return len(self._waiting) + len(self._running) >= self._max_num_seqs + self._max_waiting
 
     @property
     def has_work(self) -> bool:

@@ -41,11 +41,14 @@ class AttentionBatch:
     """What one forward's attention works on; passed down by keyword, never ambient.
 
     ``causal_mask`` is ``[n, n]`` of the working dtype, 0 on and below the diagonal and
-    -inf above, at least as large as the longest span.
+    -inf above, at least as large as the longest span. K and V are rounded to
+    ``storage_dtype`` before anything reads them, so that a block that went through the
+    cache is the block that was computed.
     """
 
     spans: tuple[Span, ...]
     causal_mask: Tensor
+    storage_dtype: torch.dtype
 
 
 def attend_span(query: Tensor, span: Span, layer: int, causal_mask: Tensor) -> Tensor:
@@ -96,12 +99,13 @@ def attention_forward(
     spans = attention_batch.spans
     working = spans[0].kv.dtype
     scaled = query[0].to(working) * scale
+    key, value = key[0].to(attention_batch.storage_dtype), value[0].to(attention_batch.storage_dtype)
     outputs = []
     for span in spans:
         rows = slice(span.row, span.row + span.num_tokens)
         positions = slice(span.start, span.start + span.num_tokens)
-        span.kv[layer, 0, :, positions] = key[0, :, rows]
-        span.kv[layer, 1, :, positions] = value[0, :, rows]
+        span.kv[layer, 0, :, positions] = key[:, rows]
+        span.kv[layer, 1, :, positions] = value[:, rows]
         outputs.append(attend_span(scaled[:, rows], span, layer, attention_batch.causal_mask))
     num_padding = query.shape[2] - spans[-1].row - spans[-1].num_tokens
     if num_padding:

@@ -1,10 +1,16 @@
-"""Linear layers with weights packed for the CPU's matrix kernels.
+"""Linear layers with weights packed once, at load, for the CPU's matrix kernels.
 
 ``torch.nn.Linear`` reads unpacked weights and, for bfloat16 on a CPU without
-bfloat16 instructions, computes one dot product at a time. Here the weight is
-reordered once at load by oneDNN: in bfloat16 where the CPU multiplies bfloat16,
-else in float32 (inputs widened, the output rounded once).
+bfloat16 instructions, computes one dot product at a time; there, activations are
+float32. Three kernels, all accumulating in float32; none changes a weight's value:
+
+* ``onednn_bfloat16`` where the CPU multiplies bfloat16,
+* ``fbgemm_float16`` where every weight is exactly a float16: half the bytes of
+  float32, which is what decoding waits for,
+* ``onednn_float32`` otherwise.
 """
+
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,48 +18,96 @@ from torch import Tensor, nn
 PACKING_ROWS = 64
 
 
-def packed_dtype(compute_dtype: torch.dtype) -> torch.dtype:
-    """The dtype weights are packed in: the compute dtype where the CPU multiplies it, else float32."""
-    if compute_dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return torch.bfloat16
-    return torch.float32
+class Kernel(Protocol):
+    """A packed weight and the product with it: ``[rows, in_features]`` to ``[rows, out_features]``."""
+
+    name: str
+    packed_bytes: int
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Multiply; ``rows`` is contiguous, of the layer's dtype, and so is the result."""
+
+
+class OneDnnKernel:
+    """oneDNN's packed product, in bfloat16 or float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._bias = None if bias is None else bias.to(dtype)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), PACKING_ROWS)
+        self.name = f"onednn_{str(dtype).removeprefix('torch.')}"
+        self.packed_bytes = weight.numel() * dtype.itemsize
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Multiply in the kernel's dtype."""
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows.to(self._dtype), self._packed, self._bias, "none", [], ""
+        )
+        return product.to(rows.dtype)
+
+
+class FbgemmKernel:
+    """FBGEMM's product with float16 weights, widened on the fly, in float32."""
+
+    name = "fbgemm_float16"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed = torch.ops.quantized.linear_prepack_fp16(
+            weight.float().contiguous(), None if bias is None else bias.float()
+        )
+        self.packed_bytes = weight.numel() * torch.float16.itemsize
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Multiply in float32."""
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(rows.float(), self._packed)
+        return product.to(rows.dtype)
+
+
+def activation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type activations have where weights and KV are of ``dtype``: float32 on CPUs that do not multiply bfloat16."""
+    if device.type == "cpu" and dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.float32
+    return dtype
+
+
+def is_exactly_float16(weight: Tensor) -> bool:
+    """Whether float16 holds every value of ``weight`` unchanged."""
+    return torch.equal(weight.half().float(), weight.float())
+
+
+def pick_kernel(weight: Tensor, bias: Tensor | None) -> Kernel:
+    """The fastest kernel of this CPU that keeps every weight's value; decided by what is there, never by timing."""
+    if weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return OneDnnKernel(weight, bias, torch.bfloat16)
+    if "fbgemm" in torch.backends.quantized.supported_engines and is_exactly_float16(weight):
+        return FbgemmKernel(weight, bias)
+    return OneDnnKernel(weight, bias, torch.float32)
 
 
 class PackedLinear(nn.Module):
-    """``y = x W^T + b`` for one or several weights stacked along the output dimension.
+    """``y = x W^T + b`` for one layer or several with the same input, stacked along the output.
 
-    Computes in ``packed_dtype``; inputs and outputs are of the layer's own dtype.
-    Inputs ``[..., in_features]``, outputs ``[..., out_features]``.
+    Inputs ``[..., in_features]``, outputs ``[..., out_features]``, both of the layers' dtype.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
         super().__init__()
-        weight = torch.cat([layer.weight.detach() for layer in layers]) if len(layers) > 1 else layers[0].weight.detach()
+        weight = torch.cat([layer.weight.detach() for layer in layers])
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.packed_dtype = packed_dtype(weight.dtype)
-        self.bias = _joined_bias(layers, self.packed_dtype)
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(self.packed_dtype), PACKING_ROWS)
+        self.kernel = pick_kernel(weight, _joined_bias(layers))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Apply the layer; see the class."""
-        rows = inputs.reshape(-1, self.in_features).to(self.packed_dtype)
-        out = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
-        return out.to(self.dtype).view(*inputs.shape[:-1], self.out_features)
-
-    @property
-    def packed_bytes(self) -> int:
-        """Memory of the packed weight."""
-        return self.out_features * self.in_features * self.packed_dtype.itemsize
+        rows = inputs.reshape(-1, self.in_features)
+        return self.kernel.apply(rows).view(*inputs.shape[:-1], self.out_features)
 
 
-def _joined_bias(layers: tuple[nn.Linear, ...], dtype: torch.dtype) -> Tensor | None:
+def _joined_bias(layers: tuple[nn.Linear, ...]) -> Tensor | None:
     if all(layer.bias is None for layer in layers):
         return None
-    parts = [
-        torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach().float() for layer in layers
-    ]
-    return torch.cat(parts).to(dtype)
+    parts = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+    return torch.cat([part.detach() for part in parts])
 
 
 def is_packing_supported(device: torch.device) -> bool:
@@ -61,16 +115,17 @@ def is_packing_supported(device: torch.device) -> bool:
     return device.type == "cpu" and torch.backends.mkldnn.is_available()
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace every ``nn.Linear`` of ``model`` in place; returns the bytes of packed weights.
+def pack_linears(model: nn.Module) -> None:
+    """Replace every ``nn.Linear`` of ``model`` in place.
 
     The unpacked weights are released as far as nothing else (a tied embedding) uses them.
     """
-    packed_bytes = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                layer = PackedLinear(child)
-                setattr(parent, name, layer)
-                packed_bytes += layer.packed_bytes
-    return packed_bytes
+                setattr(parent, name, PackedLinear(child))
+
+
+def packed_linears(model: nn.Module) -> list[PackedLinear]:
+    """All packed layers of ``model``."""
+    return [module for module in model.modules() if isinstance(module, PackedLinear)]

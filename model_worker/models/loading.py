@@ -7,6 +7,7 @@ layout; ``LoadedModel`` is what the runner and the composition root work with.
 import hashlib
 import json
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from model_worker.models.catalog import ModelSource
 from model_worker.models.conversion import cache_folder, converted_folder
 from model_worker.models.digest import weights_digest
 from model_worker.models.layout import KvLayout
-from model_worker.models.linear import is_packing_supported, pack_linears, packed_dtype
+from model_worker.models.linear import activation_dtype, is_packing_supported, pack_linears, packed_linears
 from model_worker.models.tokenizer import PromptTokenizer
 from model_worker.models.transformers_adapter import CausalModel, library_version, load_folder
 from prefixcache.errors import ConfigError
@@ -79,13 +80,15 @@ def pick_device(name: str) -> torch.device:
 def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     """Load ``source``; raises ConfigError with what to change where it cannot be served."""
     folder = _folder_of(source, options.dtype)
-    dtype = DTYPES[options.dtype]
-    model, tokenizer = load_folder(folder, dtype=dtype, device=options.device)
-    weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    activations = activation_dtype(DTYPES[options.dtype], options.device)
+    model, tokenizer = load_folder(folder, dtype=activations, device=options.device)
     rope_digest = _rope_digest(model)
     causal = CausalModel(model)
     layout = _read_layout(causal, options)
-    packed_bytes = pack_linears(model) if is_packing_supported(options.device) else 0
+    if is_packing_supported(options.device):
+        pack_linears(model)
+    packed_bytes = sum(layer.kernel.packed_bytes for layer in packed_linears(model))
+    weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return LoadedModel(
         name=source.name,
         causal=causal,
@@ -109,11 +112,17 @@ def numerics_profile(model: LoadedModel, *, num_threads: int, canary: str) -> di
         "torch": torch.__version__,
         "transformers": library_version(),
         "threads": str(num_threads),
+        "activations": str(model.causal.model.dtype).removeprefix("torch."),
         "attention": f"{attention.NAME}/{str(model.layout.working_dtype).removeprefix('torch.')}",
-        "linear": f"packed/{str(packed_dtype(DTYPES[model.dtype])).removeprefix('torch.')}" if model.packed_bytes else "torch",
+        "linear": _kernel_counts(model),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "canary": canary,
     }
+
+
+def _kernel_counts(model: LoadedModel) -> str:
+    counts = Counter(layer.kernel.name for layer in packed_linears(model.causal.model))
+    return " ".join(f"{name}:{count}" for name, count in sorted(counts.items())) or "torch"
 
 
 def _folder_of(source: ModelSource, dtype: str) -> Path:
