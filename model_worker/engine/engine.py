@@ -127,9 +127,7 @@ class Engine:
         size = self._limits.block_size
         num_tokens = len(prompt_token_ids)
         tokens = token_bytes(prompt_token_ids)
-        num_cached = self._cache.match(
-            self._admission.scope_root(cache_salt), tokens, max_blocks=num_tokens // size
-        )
+        num_cached = self._cache.match(self._admission.scope_root(cache_salt), tokens, max_blocks=num_tokens // size)
         reusable = max(num_tokens - 1, 0) // size
         return LookupResult(
             prompt_tokens=num_tokens,
@@ -177,6 +175,10 @@ class Engine:
     async def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Run a blocking function, such as tokenizing, in the I/O pool."""
         return await asyncio.get_running_loop().run_in_executor(self._io_pool, function, *args)
+
+    async def run_on_model_thread(self, operation: Callable[[], Result]) -> Result:
+        """Run ``operation`` between two operations of the engine, for measurements and checks."""
+        return await self._thread.run(operation)
 
     def _submit(self, request: GenerateRequest) -> Sequence:
         if self._is_closing or not self._tasks or self._tasks[0].done():
@@ -273,9 +275,7 @@ class Engine:
         rows = []
         for sequence in sequences:
             assert sequence.run.slot is not None
-            rows.append(
-                DecodeRow(sequence.run.slot, sequence.output_ids[-1], sequence.next_position, sequence.sampler)
-            )
+            rows.append(DecodeRow(sequence.run.slot, sequence.output_ids[-1], sequence.next_position, sequence.sampler))
         tokens = await self._thread.run(self._runner.decode, rows)
         for sequence, token in zip(sequences, tokens, strict=True):
             if not sequence.is_abandoned:
