@@ -1,0 +1,57 @@
+"""A tiny model for whoever needs one, written once a session, and workers built on it."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from model_worker.worker import Worker
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model in transformers' format."""
+    from tests.fakes.tiny_model import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def load_once() -> Callable[..., Any]:
+    """``loading.load`` with a memory: what it loads is not changed by those who use it."""
+    from model_worker.models import loading
+
+    return cache(loading.load)
+
+
+@pytest.fixture
+def build_tiny(
+    tiny_folder: Path, load_once: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., "Worker"]]:
+    """Builds a worker on the tiny model: fp32, blocks of 8 tokens, 4 sequences, one thread, room for 256 blocks."""
+    import torch
+
+    from model_worker import worker
+    from model_worker.config import WorkerSettings
+
+    monkeypatch.setattr(worker, "load", load_once)
+    monkeypatch.setattr(worker, "_settle_garbage", lambda: None)
+    num_threads = torch.get_num_threads()
+
+    def build(*, observe_logits: Any = None, **changes: Any) -> "Worker":
+        settings: dict[str, Any] = {
+            "model": str(tiny_folder),
+            "device": "cpu",
+            "dtype": "float32",
+            "block_size": 8,
+            "max_num_seqs": 4,
+            "l1_bytes": 1 << 20,
+            "num_threads": 1,
+        }
+        return worker.build(WorkerSettings(**settings | changes), observe_logits=observe_logits)
+
+    yield build
+    torch.set_num_threads(num_threads)

@@ -1,0 +1,44 @@
+import asyncio
+
+import pytest
+
+from model_worker.engine.request import Finished, Started, TokensGenerated
+from model_worker.engine.sequence import Mailbox
+from prefixcache.accounting import RequestRecord
+from prefixcache.errors import InternalError
+
+FINISHED = Finished(RequestRecord("r"))
+
+
+def mailbox_with(*events: Started | TokensGenerated | Finished | InternalError) -> Mailbox:
+    mailbox = Mailbox()
+    for event in events:
+        mailbox.put(event)
+    return mailbox
+
+
+async def test_events_come_in_order_and_tokens_that_pile_up_are_joined() -> None:
+    mailbox = mailbox_with(
+        Started(3, 0), TokensGenerated([1], "a"), TokensGenerated([2], ""), TokensGenerated([3], "bc"), FINISHED
+    )
+    assert await mailbox.get() == Started(3, 0)
+    assert await mailbox.get() == TokensGenerated([1, 2, 3], "abc")
+    assert await mailbox.get() is FINISHED
+
+
+async def test_an_error_is_raised_after_the_tokens_before_it() -> None:
+    mailbox = mailbox_with(TokensGenerated([1], "a"), InternalError("broken"))
+    assert await mailbox.get() == TokensGenerated([1], "a")
+    with pytest.raises(InternalError, match="broken"):
+        await mailbox.get()
+
+
+async def test_a_reader_waits_for_what_comes_and_loses_nothing_when_cancelled() -> None:
+    mailbox = Mailbox()
+    waiting = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    mailbox.put(Started(1, 0))
+    assert await mailbox.get() == Started(1, 0)

@@ -1,0 +1,95 @@
+import pytest
+import torch
+from torch import Tensor
+
+from model_worker.engine.request import SamplingParams
+from model_worker.engine.sampler import Sampler
+
+NUM_DRAWS = 200
+
+
+def logits(seed: int = 0) -> Tensor:
+    return torch.randn(50, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def draw(params: SamplingParams, row: Tensor, num_draws: int = NUM_DRAWS) -> list[int]:
+    sampler = Sampler(params)
+    return [sampler.sample(row) for _ in range(num_draws)]
+
+
+def test_greedy_takes_the_largest_logit() -> None:
+    for seed in range(5):
+        assert draw(SamplingParams(), logits(seed), 1) == [int(logits(seed).argmax())]
+
+
+def test_the_best_token_alone_equals_greedy() -> None:
+    for seed in range(5):
+        assert set(draw(SamplingParams(temperature=1.0, top_k=1, seed=3), logits(seed))) == {int(logits(seed).argmax())}
+
+
+def test_a_seed_draws_the_same_again_and_another_seed_differently() -> None:
+    row = logits()
+    first = draw(SamplingParams(temperature=1.0, seed=5), row)
+    assert draw(SamplingParams(temperature=1.0, seed=5), row) == first
+    assert draw(SamplingParams(temperature=1.0, seed=6), row) != first
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1])
+def test_every_unsigned_64_bit_seed_is_taken(seed: int) -> None:
+    draw(SamplingParams(temperature=1.0, seed=seed), logits(), 1)
+
+
+def test_without_a_seed_two_requests_draw_differently() -> None:
+    row = logits()
+    assert draw(SamplingParams(temperature=1.0), row) != draw(SamplingParams(temperature=1.0), row)
+
+
+def test_a_sampler_draws_from_a_generator_of_its_own() -> None:
+    row = logits()
+    expected = draw(SamplingParams(temperature=1.0, seed=5), row, 10)
+    sampler, other = Sampler(SamplingParams(temperature=1.0, seed=5)), Sampler(SamplingParams(temperature=1.0, seed=1))
+    global_state = torch.random.get_rng_state()
+    drawn = []
+    for _ in range(10):
+        other.sample(row)
+        drawn.append(sampler.sample(row))
+    assert drawn == expected
+    assert torch.equal(torch.random.get_rng_state(), global_state)
+
+
+def test_top_k_keeps_the_k_best_alone() -> None:
+    row = logits()
+    assert set(draw(SamplingParams(temperature=5.0, top_k=4, seed=1), row)) == set(row.topk(4).indices.tolist())
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    row = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert set(draw(SamplingParams(temperature=1.0, top_p=0.7, seed=1), row)) == {0, 1}
+    assert set(draw(SamplingParams(temperature=1.0, top_p=1e-6, seed=1), row)) == {0}
+
+
+def test_temperature_sharpens_and_flattens() -> None:
+    row = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    sharp = draw(SamplingParams(temperature=0.05, seed=1), row)
+    flat = draw(SamplingParams(temperature=100.0, seed=1), row)
+    assert set(sharp) == {0}
+    assert set(flat) == {0, 1, 2, 3}
+
+
+def test_the_lowest_and_highest_temperatures_draw_a_token() -> None:
+    row = logits() * 100
+    assert set(draw(SamplingParams(temperature=1e-3, seed=1), row, 5)) == {int(row.argmax())}
+    draw(SamplingParams(temperature=3e38, seed=1), row, 5)
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    row = torch.tensor([0.6, 0.3, 0.1]).log()
+    drawn = torch.tensor(draw(SamplingParams(temperature=1.0, seed=2), row, 3000))
+    frequencies = torch.bincount(drawn, minlength=3) / 3000
+    assert torch.allclose(frequencies, torch.tensor([0.6, 0.3, 0.1]), atol=0.04)
+
+
+def test_bf16_logits_are_sampled_in_fp32() -> None:
+    row = logits().bfloat16()
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=3)
+    assert draw(params, row) == draw(params, row.float())
