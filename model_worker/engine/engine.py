@@ -91,14 +91,14 @@ class Engine:
     async def stop(self, *, grace_s: float) -> None:
         """Take no more requests, let running ones end within ``grace_s``, fail the rest, end the threads."""
         self._is_closing = True
-        deadline = self._clock() + grace_s
-        while self._scheduler.has_work and self._clock() < deadline and not self._tasks[0].done():
-            await asyncio.sleep(0.01)
-        self._is_stopped = True
         self._wake.set()
-        loop_task, lag_task = self._tasks
-        lag_task.cancel()
-        await asyncio.gather(loop_task, lag_task, return_exceptions=True)
+        if self._tasks:
+            loop_task, lag_task = self._tasks
+            await asyncio.wait([loop_task], timeout=grace_s)
+            self._is_stopped = True
+            self._wake.set()
+            lag_task.cancel()
+            await asyncio.gather(loop_task, lag_task, return_exceptions=True)
         self._fail_all(EngineStopped("the worker is stopping; send the request to another worker or try again later"))
         self._recomputer.give_way()
         self._thread.close()
@@ -186,8 +186,9 @@ class Engine:
         sequence = self._admission.prepare(request, now=self._clock())
         if self._scheduler.is_full:
             self._ledger.requests.refused += 1
+            num_waiting = self._scheduler.num_waiting
             raise CapacityExceeded(
-                f"the queue is full: {self._scheduler.num_waiting} requests wait; try again later or raise --max-waiting"
+                f"the queue is full: {num_waiting} requests wait; try again later or raise --max-waiting"
             )
         self._ledger.requests.received += 1
         self._scheduler.enqueue(sequence)
@@ -204,7 +205,7 @@ class Engine:
 
     async def _run(self) -> None:
         try:
-            while not self._is_stopped:
+            while not self._is_stopped and (self._scheduler.has_work or not self._is_closing):
                 self._reap()
                 if self._scheduler.has_work:
                     self._recomputer.give_way()
