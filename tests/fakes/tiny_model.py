@@ -26,7 +26,7 @@ def write_tiny_model(
 ) -> Path:
     """Write model and tokenizer into ``folder``, equal for equal arguments; return the folder."""
     silence()
-    tokenizer = _tokenizer(has_template=has_template)
+    tokenizer = make_tokenizer(has_template=has_template)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -50,7 +50,8 @@ def write_tiny_model(
     return folder
 
 
-def _tokenizer(*, has_template: bool) -> PreTrainedTokenizerFast:
+def make_tokenizer(*, has_template: bool = True) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer: every text has tokens, most characters beyond ASCII have several."""
     vocabulary = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("a", "n"), ("an", "d")]
     for left, right in merges:
