@@ -4,6 +4,8 @@ One sampler, with a generator of its own, per request: what others draw cannot
 change what this one draws. Used on the model thread alone.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -39,5 +41,5 @@ class Sampler:
         if self._is_greedy:
             return int(logits.argmax())
         row = logits.to(device="cpu", dtype=torch.float32).unsqueeze(0)
-        warped = self._warpers(torch.empty(1, 0, dtype=torch.long), row)
+        warped = self._warpers(cast("torch.LongTensor", torch.empty(1, 0, dtype=torch.long)), row)
         return int(torch.multinomial(torch.softmax(warped, dim=-1), 1, generator=self._generator))

@@ -66,13 +66,21 @@ def resolve(model: str) -> ModelSource:
     """
     if model in CATALOG:
         return _from_package(model, CATALOG[model])
-    path = Path(model).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
+    path = _existing_path(model)
+    if path is not None and path.is_file() and path.suffix == ".gguf":
         return ModelSource(path.stem.lower(), path.parent.resolve(), path.name)
-    if path.is_dir():
+    if path is not None and path.is_dir():
         return _from_folder(path.resolve())
     known = ", ".join(sorted(CATALOG))
     raise NotFound(f"no model {model!r}: neither a catalogue name ({known}) nor an existing folder or .gguf file")
+
+
+def _existing_path(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):
+        return None
 
 
 def _from_package(name: str, entry: CatalogEntry) -> ModelSource:
@@ -83,7 +91,9 @@ def _from_package(name: str, entry: CatalogEntry) -> ModelSource:
         )
     folder = Path(spec.origin).parent
     if not (folder / entry.gguf_file).is_file():
-        raise ConfigError(f"model {name!r}: {entry.gguf_file} is missing in {folder}; install {entry.requirement} again")
+        raise ConfigError(
+            f"model {name!r}: {entry.gguf_file} is missing in {folder}; install {entry.requirement} again"
+        )
     return ModelSource(name, folder, entry.gguf_file)
 
 

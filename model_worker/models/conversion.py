@@ -52,10 +52,10 @@ def converted_folder(gguf: Path, *, dtype: str, root: Path, on_convert: Callable
 def _is_intact(folder: Path, source: str) -> bool:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        files = manifest["files"]
         if manifest["source"] != source:
             return False
-        return {name: digest.hex() for name, digest in folder_digests(folder, skip=(MANIFEST,)).items()} == files
+        found = {name: digest.hex() for name, digest in folder_digests(folder, skip=(MANIFEST,)).items()}
+        return bool(found == manifest["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -26,7 +26,7 @@ def folder_digests(folder: Path, *, skip: Iterable[str] = ()) -> dict[str, bytes
 
 
 def weights_digest(folder: Path) -> bytes:
-    """One digest over all weight files of a folder: names and bytes, in sorted order; empty folders give SHA-256 of nothing."""
+    """One digest over all weight files of a folder: names and bytes, in sorted order; SHA-256 of nothing for none."""
     paths = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
     total = hashlib.sha256()
     for name, digest in _digests(paths).items():

@@ -53,9 +53,7 @@ class PromptTokenizer:
         if not self.has_chat_template:
             raise InvalidRequest("this model has no chat template; send the prompt as text or as token ids")
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
+            rendered = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
         return str(rendered)
@@ -71,5 +69,5 @@ class PromptTokenizer:
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
+        except (TypeError, UnicodeError) as error:
             raise InvalidRequest(f"the prompt is not valid Unicode: {error}; send well-formed text") from error

@@ -42,14 +42,20 @@ def silence() -> None:
 
 
 def convert_gguf(gguf: Path, *, dtype: str, target: Path) -> None:
-    """Write the dequantized model and tokenizer of ``gguf`` to ``target`` in transformers' own format."""
+    """Write the dequantized model and tokenizer of ``gguf`` to ``target`` in transformers' own format.
+
+    Raises ConfigError where the file cannot be read, OSError where ``target`` cannot be written.
+    """
     silence()
     names = {"gguf_file": gguf.name, "local_files_only": True}
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **names)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), **names}
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **names)
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
+    except Exception as error:
+        raise ConfigError(f"cannot read the model in {gguf}: {error}; get the file again") from error
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 
@@ -64,15 +70,30 @@ def load_folder(
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         _check_rope(config)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=attention.NAME, local_files_only=True
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except ConfigError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except Exception as error:
         raise ConfigError(f"cannot load the model in {folder}: {error}") from error
-    return cast("PreTrainedModel", model.to(device).eval()), tokenizer
+    model, report = loaded
+    _check_complete(folder, sorted(report["missing_keys"]))
+    return model.to(device).eval(), tokenizer
+
+
+def _check_complete(folder: Path, missing: list[str]) -> None:
+    if missing:
+        raise ConfigError(
+            f"the files in {folder} lack {len(missing)} of the model's weights, such as {missing[0]}, which would be "
+            f"drawn at random; get the whole model"
+        )
 
 
 def _check_rope(config: Any) -> None:  # noqa: ANN401  config classes have no common type for this
