@@ -19,10 +19,11 @@ from model_worker.kv.slots import Slot
 from model_worker.worker import Worker, build
 from prefixcache.accounting import RequestRecord
 from prefixcache.core.blocks import num_reusable_blocks
-from tests.prompts import prompts
+from tests.prompts import Prompt, prompts
 
 DEMO_MODEL = "smollm2-135m"
 NUM_TOKENS = 8
+NUM_SLOTS = 8
 PATIENCE_S = 60.0
 
 
@@ -46,10 +47,10 @@ class Observed:
 
 
 class Lab:
-    """One worker on the demo model, watched. ``max_num_seqs`` is 8."""
+    """One worker on the demo model, watched."""
 
     def __init__(self, *, dtype: str, l1_bytes: int = 1 << 28) -> None:
-        settings = WorkerSettings(model=DEMO_MODEL, device="cpu", dtype=dtype, l1_bytes=l1_bytes)
+        settings = WorkerSettings(model=DEMO_MODEL, device="cpu", dtype=dtype, max_num_seqs=NUM_SLOTS, l1_bytes=l1_bytes)
         self.worker: Worker = build(settings, observe_logits=self._observe)
         self.dtype = dtype
         self._observed: defaultdict[str, Observed] = defaultdict(Observed)
@@ -125,11 +126,11 @@ class Lab:
             await self.answer(prompt[:place] + other_tail, num_tokens=1)
 
     def use_slot(self, index: int) -> None:
-        """Make slot ``index`` the next one that is taken; the engine is idle."""
+        """Make slot ``index`` the next one that is taken, then those after it; the engine is idle."""
         slots = self.worker.slots
-        taken = sorted((slots.take() for _ in range(slots.num_free)), key=lambda slot: slot.index == index)
+        taken = [slots.take() for _ in range(slots.num_free)]
         assert len(taken) == slots.num_slots, "the engine is not idle"
-        for slot in taken:
+        for slot in sorted(taken, key=lambda slot: (slot.index - index) % slots.num_slots, reverse=True):
             slots.give_back(slot)
 
     def check_at_rest(self) -> None:
@@ -155,9 +156,15 @@ class Lab:
         observed.logits.append(logits.clone())
 
 
+def chosen_prompts() -> list[Prompt]:
+    """Forty real prompts by length of text: the 39 shortest and the longest, to save time."""
+    by_length = sorted(prompts(), key=lambda prompt: len(prompt.text))
+    return [*by_length[:39], by_length[-1]]
+
+
 def demo_prompt(lab: Lab, number: int) -> list[int]:
-    """Real prompt ``number`` as tokens, 2 to 10 blocks."""
-    encoded = lab.encode(prompts()[number].text)
+    """Chosen prompt ``number`` as tokens, 2 to 10 blocks."""
+    encoded = lab.encode(chosen_prompts()[number].text)
     assert 2 <= len(encoded) / lab.block_size <= 10
     return encoded
 
