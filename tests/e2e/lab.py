@@ -50,7 +50,9 @@ class Lab:
     """One worker on the demo model, watched."""
 
     def __init__(self, *, dtype: str, l1_bytes: int = 1 << 28) -> None:
-        settings = WorkerSettings(model=DEMO_MODEL, device="cpu", dtype=dtype, max_num_seqs=NUM_SLOTS, l1_bytes=l1_bytes)
+        settings = WorkerSettings(
+            model=DEMO_MODEL, device="cpu", dtype=dtype, max_num_seqs=NUM_SLOTS, l1_bytes=l1_bytes
+        )
         self.worker: Worker = build(settings, observe_logits=self._observe)
         self.dtype = dtype
         self._observed: defaultdict[str, Observed] = defaultdict(Observed)
