@@ -1,0 +1,62 @@
+"""The fused decoder layer computes what transformers' layer computes."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+
+from model_worker.models import attention
+from model_worker.models.attention import AttentionBatch, Span
+from model_worker.models.fused import FusedLlamaLayer, fuse_layers
+from model_worker.models.transformers_adapter import CausalModel
+
+CAPACITY = 24
+
+
+def llama(**options: object) -> LlamaForCausalLM:
+    AttentionInterface.register(attention.NAME, attention.attention_forward)
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        attn_implementation=attention.NAME,
+        **options,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def run(model: LlamaForCausalLM) -> tuple[Tensor, Tensor]:
+    kv = torch.zeros(3, 4, CAPACITY, 8)
+    mask = torch.full((16, 16), float("-inf")).triu(1)
+    ids = torch.arange(16).unsqueeze(0) * 5 % 97
+    positions = torch.arange(16).unsqueeze(0)
+    with torch.inference_mode():
+        batch = AttentionBatch((Span(kv, 0, 0, 16),), mask, torch.float32)
+        logits = CausalModel(model).forward_logits(ids, positions, batch, num_logits=0)
+    return logits, kv
+
+
+@pytest.mark.parametrize("options", [{}, {"attention_bias": True, "mlp_bias": True}, {"rms_norm_eps": 0.3}])
+def test_fused_layers_agree_with_the_plain_ones(options: dict[str, object]) -> None:
+    plain = llama(**options)
+    fused = copy.deepcopy(plain)
+    assert fuse_layers(fused) == 3
+    for mine, theirs in zip(run(fused), run(plain), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
+
+
+def test_only_known_layers_are_fused() -> None:
+    model = llama()
+    model.model.layers[1] = nn.Identity()
+    assert fuse_layers(model) == 0
+    assert not any(isinstance(module, FusedLlamaLayer) for module in model.modules())

@@ -1,0 +1,152 @@
+"""``python -m model_worker`` from outside: its one line, its exit codes, its signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from model_worker.__main__ import main, parser, settings_from
+from prefixcache import Client
+
+PATIENCE_S = 120
+Process: TypeAlias = "subprocess.Popen[str]"
+StartWorker: TypeAlias = Callable[..., Process]
+
+
+@pytest.fixture
+def start_worker(tiny_folder: Path, tmp_path: Path) -> Iterator[StartWorker]:
+    """Starts worker processes on the tiny model; ends them after the test."""
+    processes: list[Process] = []
+
+    def start(*flags: str, model: str | None = None) -> Process:
+        command = [sys.executable, "-m", "model_worker", "--model", model or str(tiny_folder), "--device", "cpu"]
+        command += ["--listen", "127.0.0.1:0", "--l1-bytes", "1MB", "--threads", "1", *flags]
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def ready(process: Process) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    message: dict[str, Any] = json.loads(line)
+    return message
+
+
+def ended(process: Process) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_says_one_line_serves_and_stops_when_told(start_worker: StartWorker, number: int) -> None:
+    process = start_worker("--log-format", "json", "--block-size", "8")
+    message = ready(process)
+    assert message["event"] == "ready"
+    assert message["model"] == "tiny"
+    with Client(message["address"]) as client:
+        assert len(client.generate([1, 2, 3] * 8, max_new_tokens=4, ignore_eos=True).token_ids) == 4
+        again = client.generate([1, 2, 3] * 8, max_new_tokens=4, ignore_eos=True)
+        assert again.usage.cached_prompt_tokens == 16
+    process.send_signal(number)
+    code, out, err = ended(process)
+    assert (code, out) == (0, "")
+    events = [json.loads(line) for line in err.splitlines()]
+    assert events[-1]["message"] == "stopped"
+    finished = [event for event in events if event.get("outcome") == "finished"]
+    assert [event["cached_prompt_tokens"] for event in finished] == [0, 16]
+
+
+def test_a_worker_that_still_loads_stops_at_once(start_worker: StartWorker) -> None:
+    process = start_worker()
+    wait_for_import(process)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = ended(process)
+    assert (code, out) == (0, "")
+    assert "stopped before serving" in err
+    assert "Traceback" not in err
+
+
+def wait_for_import(process: Process) -> None:
+    """Wait until the process has begun to load torch, which is long before it serves."""
+    deadline = time.monotonic() + PATIENCE_S
+    while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_unknown_model_ends_with_2_and_its_name(start_worker: StartWorker) -> None:
+    code, out, err = ended(start_worker(model="no-such-model"))
+    assert (code, out) == (2, "")
+    assert "no model 'no-such-model'" in err
+    assert "Traceback" not in err
+
+
+def test_a_port_in_use_ends_with_2_before_anything_is_loaded(start_worker: StartWorker) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, out, err = ended(start_worker("--listen", address))
+    assert (code, out) == (2, "")
+    assert f"cannot listen on {address}" in err
+    assert "memory plan" not in err
+
+
+def test_settings_that_cannot_work_end_with_2(start_worker: StartWorker) -> None:
+    code, out, err = ended(start_worker("--max-model-len", "100000"))
+    assert (code, out) == (2, "")
+    assert "--max-model-len 100000 is more than the 512 positions" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-num-seqs", "0"], "0 is not a positive number"),
+        (["--max-waiting", "-1"], "-1 is negative"),
+        (["--l1-bytes", "much"], "'much' is not a size"),
+        (["--block-size", "x"], "invalid _positive value"),
+        (["--dtype", "int4"], "invalid choice: 'int4'"),
+        (["--device", "tpu"], "invalid choice: 'tpu'"),
+        (["--no-such-flag"], "unrecognized arguments"),
+        (["--grace=-1"], "-1 is not a number of seconds"),
+        (["--grace", "nan"], "nan is not a number of seconds"),
+        (["--grace", "inf"], "inf is not a number of seconds"),
+    ],
+)
+def test_a_bad_flag_ends_with_2_and_what_is_wrong(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended_with:
+        main(flags)
+    assert ended_with.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_flag_reaches_its_setting() -> None:
+    flags = (
+        "--model m --device cpu --dtype float32 --listen 127.0.0.1:1 --insecure --max-model-len 2 --max-num-seqs 3 "
+        "--max-waiting 0 --max-new-tokens 4 --l1-bytes 5kB --block-size 6 --no-cache --threads 7 --grace 8.5"
+    )
+    settings = settings_from(parser().parse_args(flags.split()))
+    assert (settings.model, settings.device, settings.dtype, settings.listen) == ("m", "cpu", "float32", "127.0.0.1:1")
+    assert (settings.is_insecure, settings.is_cache_enabled) == (True, False)
+    assert (settings.max_model_len, settings.max_num_seqs, settings.max_waiting) == (2, 3, 0)
+    assert (settings.default_max_new_tokens, settings.l1_bytes, settings.block_size) == (4, 5000, 6)
+    assert (settings.num_threads, settings.grace_s) == (7, 8.5)
