@@ -8,14 +8,20 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from model_worker.config import DEFAULT_LISTEN, WorkerSettings
 from model_worker.logs import set_up_logging
 from prefixcache.config import parse_size
 from prefixcache.errors import ConfigError, NotFound, PrefixCacheError
+
+if TYPE_CHECKING:
+    from model_worker.worker import Worker
 
 logger = logging.getLogger("model_worker")
 
@@ -32,6 +38,13 @@ def _not_negative(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
     return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 up")
+    return seconds
 
 
 def _size(text: str) -> int:
@@ -57,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--block-size", type=_positive, help="tokens in a block; 64 on CPU, 256 on CUDA")
     flags.add_argument("--no-cache", action="store_true", help="cache no prefixes")
     flags.add_argument("--threads", type=_positive, help="CPU threads of the model; all by default")
-    flags.add_argument("--grace", type=float, default=30.0, metavar="SECONDS", help="for running requests at stop")
+    flags.add_argument("--grace", type=_seconds, default=30.0, metavar="SECONDS", help="for running requests at stop")
     flags.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     flags.add_argument("--log-format", choices=("text", "json"), default="text")
     return flags
@@ -83,20 +96,34 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
     )
 
 
-async def serve(settings: WorkerSettings) -> None:
-    """Build, serve, and stop gracefully at SIGTERM or SIGINT."""
-    from model_worker.rpc.server import Server
+def load(settings: WorkerSettings) -> "Worker":
+    """Build the worker, once model and address are known to be there; SIGTERM ends the process at once."""
+    signal.signal(signal.SIGTERM, _exit_at_once)
+    from model_worker.models.catalog import resolve
+    from model_worker.rpc.listening import check_listen, parse_listen
+
+    resolve(settings.model)
+    asyncio.run(check_listen(parse_listen(settings.listen), insecure=settings.is_insecure))
     from model_worker.worker import build
+
+    return build(settings)
+
+
+def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    logger.info("stopped before serving")
+    sys.exit(0)
+
+
+async def serve(worker: "Worker", settings: WorkerSettings) -> None:
+    """Serve, and stop gracefully at SIGTERM or SIGINT."""
+    from model_worker.rpc.server import Server
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    worker = build(settings)
-    if stopping.is_set():
-        return
-    await worker.engine.start()
     server = Server(worker.engine, listen=settings.listen, insecure=settings.is_insecure)
+    await worker.engine.start()
     try:
         address = await server.start()
         ready = {"event": "ready", "address": address, "model": worker.engine.description.model}
@@ -115,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     set_up_logging(level=arguments.log_level, log_format=arguments.log_format)
     try:
-        asyncio.run(serve(settings_from(arguments)))
+        settings = settings_from(arguments)
+        asyncio.run(serve(load(settings), settings))
     except (ConfigError, NotFound) as error:
         logger.error("%s", error)
         return 2
