@@ -44,6 +44,7 @@ class Worker:
     plan: MemoryPlan
     slots: SlotPool
     cache: BlockCache
+    runner: ModelRunner
 
 
 def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Tensor], None] | None = None) -> Worker:
@@ -65,7 +66,7 @@ def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Ten
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
     parts = EngineParts(description, model.tokenizer, cache, slots, runner, namespace.digest())
     _settle_garbage()
-    return Worker(Engine(parts, limits), model, namespace, plan, slots, cache)
+    return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner)
 
 
 def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
@@ -119,7 +120,7 @@ def _cache(settings: WorkerSettings, model: LoadedModel) -> tuple[CellArray | No
             logger.warning("--l1-bytes %d holds no block of %d bytes: caching is off", settings.l1_bytes, cell_bytes)
         return None, NullCache()
     buffer = torch.zeros(num_cells * cell_bytes, dtype=torch.uint8, pin_memory=model.device.type == "cuda")
-    arena = Arena(memoryview(buffer.numpy()), cell_bytes=cell_bytes)
+    arena = Arena(buffer.numpy().data, cell_bytes=cell_bytes)
     return CellArray(buffer, model.layout), PrefixCache(arena, block_size=model.layout.block_size)
 
 

@@ -81,7 +81,9 @@ class ModelRunner:
         self._slots.grow(step.slot, step.start + num_tokens)
         ids = torch.tensor([step.token_ids], device=self._device)
         positions = torch.arange(step.start, step.start + num_tokens, device=self._device).unsqueeze(0)
-        batch = AttentionBatch((Span(step.slot.kv, step.start, 0, num_tokens),), self._causal_mask, self._storage_dtype)
+        batch = AttentionBatch(
+            (Span(step.slot.kv.flatten(1, 2), step.start, 0, num_tokens),), self._causal_mask, self._storage_dtype
+        )
         token = None
         if step.sampler is None:
             self._causal.forward_kv(ids, positions, batch)
@@ -101,7 +103,7 @@ class ModelRunner:
             self._slots.grow(row.slot, row.position + 1)
         ids = torch.tensor([[row.token_id for row in rows] + padding], device=self._device)
         positions = torch.tensor([[row.position for row in rows] + padding], device=self._device)
-        spans = tuple(Span(row.slot.kv, row.position, place, 1) for place, row in enumerate(rows))
+        spans = tuple(Span(row.slot.kv.flatten(1, 2), row.position, place, 1) for place, row in enumerate(rows))
         batch = AttentionBatch(spans, self._causal_mask, self._storage_dtype)
         logits = self._causal.forward_logits(ids, positions, batch, num_logits=0)
         return [self._sample(row.slot, logits[place], row.sampler) for place, row in enumerate(rows)]

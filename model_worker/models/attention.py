@@ -25,9 +25,9 @@ UNSUPPORTED = ("softcap", "sliding_window", "s_aux", "position_bias")
 class Span:
     """Query tokens of one sequence in a forward: rows ``[row, row + num_tokens)``.
 
-    ``kv`` is the slot's tensor ``[num_layers, 2, num_kv_heads, capacity, head_dim]``;
-    positions ``[0, start)`` hold the KV of earlier tokens, ``[start, start + num_tokens)``
-    is written by this forward.
+    ``kv`` is the slot's tensor ``[num_layers, 2 * num_kv_heads, capacity, head_dim]``, K
+    before V; positions ``[0, start)`` hold the KV of earlier tokens, ``[start, start +
+    num_tokens)`` is written by this forward.
     """
 
     kv: Tensor
@@ -51,24 +51,37 @@ class AttentionBatch:
     storage_dtype: torch.dtype
 
 
-def attend_span(query: Tensor, span: Span, layer: int, causal_mask: Tensor) -> Tensor:
-    """Attention of one span over its slot.
+def attend(query: Tensor, key_value: Tensor, *, layer: int, batch: AttentionBatch) -> Tensor:
+    """Store K and V of a forward's rows in their slots and attend, span by span.
 
-    ``query``: ``[num_heads, num_tokens, head_dim]``, already scaled. Returns
-    ``[num_heads, num_tokens, head_dim]`` of the slot's dtype.
+    ``query`` ``[num_heads, rows, head_dim]``, scaled, of the working dtype; ``key_value``
+    ``[2 * num_kv_heads, rows, head_dim]``, K before V. Returns the shape of ``query``;
+    rows beyond the last span are padding and come out as zeros.
     """
-    length = span.start + span.num_tokens
-    keys = span.kv[layer, 0, :, :length]
-    values = span.kv[layer, 1, :, :length]
+    rounded = key_value.to(batch.storage_dtype)
+    outputs = []
+    for span in batch.spans:
+        end = span.start + span.num_tokens
+        window = span.kv[layer].narrow(1, 0, end)
+        window.narrow(1, span.start, span.num_tokens).copy_(rounded.narrow(1, span.row, span.num_tokens))
+        outputs.append(_attend_span(query.narrow(1, span.row, span.num_tokens), window, batch.causal_mask))
+    num_padding = query.shape[1] - batch.spans[-1].row - batch.spans[-1].num_tokens
+    if num_padding:
+        outputs.append(query.new_zeros(query.shape[0], num_padding, query.shape[2]))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def _attend_span(query: Tensor, window: Tensor, causal_mask: Tensor) -> Tensor:
+    """``query`` ``[num_heads, tokens, head_dim]``, the last of ``window`` ``[2 * num_kv_heads, length, head_dim]``."""
+    keys, values = window.chunk(2)
     num_heads, num_tokens, head_dim = query.shape
-    num_kv_heads = keys.shape[0]
+    num_kv_heads, length, _ = keys.shape
     folded = query.reshape(num_kv_heads, num_heads // num_kv_heads * num_tokens, head_dim)
     scores = torch.bmm(folded, keys.transpose(1, 2))
     if num_tokens > 1:
-        own = scores.view(num_kv_heads, -1, num_tokens, length)[..., span.start :]
+        own = scores.view(num_kv_heads, -1, num_tokens, length)[..., length - num_tokens :]
         own.add_(causal_mask[:num_tokens, :num_tokens])
-    weights = torch.softmax(scores, dim=-1)
-    return torch.bmm(weights, values).view(num_heads, num_tokens, head_dim)
+    return torch.bmm(torch.softmax(scores, dim=-1), values).view(num_heads, num_tokens, head_dim)
 
 
 def attention_forward(
@@ -96,22 +109,10 @@ def attention_forward(
     _refuse_unsupported(module, options)
     layer: int = module.layer_idx  # type: ignore[assignment]  # a plain attribute of every attention module
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    spans = attention_batch.spans
-    working = spans[0].kv.dtype
-    scaled = query[0].to(working) * scale
-    key, value = key[0].to(attention_batch.storage_dtype), value[0].to(attention_batch.storage_dtype)
-    outputs = []
-    for span in spans:
-        rows = slice(span.row, span.row + span.num_tokens)
-        positions = slice(span.start, span.start + span.num_tokens)
-        span.kv[layer, 0, :, positions] = key[:, rows]
-        span.kv[layer, 1, :, positions] = value[:, rows]
-        outputs.append(attend_span(scaled[:, rows], span, layer, attention_batch.causal_mask))
-    num_padding = query.shape[2] - spans[-1].row - spans[-1].num_tokens
-    if num_padding:
-        outputs.append(outputs[0].new_zeros(query.shape[1], num_padding, outputs[0].shape[-1]))
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-    return joined.transpose(0, 1).unsqueeze(0).to(query.dtype), None
+    working = attention_batch.spans[0].kv.dtype
+    key_value = torch.cat((key[0], value[0]))
+    attended = attend(query[0].to(working) * scale, key_value, layer=layer, batch=attention_batch)
+    return attended.transpose(0, 1).unsqueeze(0).to(query.dtype), None
 
 
 def record_shapes(

@@ -23,6 +23,6 @@ def canary_digest(model: LoadedModel) -> str:
     logits = torch.empty(0)
     for start in range(0, num_tokens, size):
         positions = torch.arange(start, start + size, device=model.device).unsqueeze(0)
-        batch = AttentionBatch((Span(kv, start, 0, size),), mask, layout.storage_dtype)
+        batch = AttentionBatch((Span(kv.flatten(1, 2), start, 0, size),), mask, layout.storage_dtype)
         logits = model.causal.forward_logits(ids[:, start : start + size], positions, batch, num_logits=1)
     return tensors_digest([kv, logits])

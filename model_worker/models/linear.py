@@ -1,8 +1,9 @@
 """Linear layers with weights packed once, at load, for the CPU's matrix kernels.
 
 ``torch.nn.Linear`` reads unpacked weights and, for bfloat16 on a CPU without
-bfloat16 instructions, computes one dot product at a time; there, activations are
-float32. Three kernels, all accumulating in float32; none changes a weight's value:
+bfloat16 instructions, computes one dot product at a time. On CPU activations are
+float32 whatever the model's dtype is. Three kernels, all accumulating in float32;
+none changes a weight's value:
 
 * ``onednn_bfloat16`` where the CPU multiplies bfloat16,
 * ``fbgemm_float16`` where every weight is exactly a float16: half the bytes of
@@ -64,22 +65,20 @@ class FbgemmKernel:
 
 
 def activation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type activations have where weights and KV are of ``dtype``: float32 on CPUs that do not multiply bfloat16."""
-    if device.type == "cpu" and dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return torch.float32
-    return dtype
+    """The type activations have where weights and KV are of ``dtype``."""
+    return torch.float32 if device.type == "cpu" else dtype
 
 
-def is_exactly_float16(weight: Tensor) -> bool:
-    """Whether float16 holds every value of ``weight`` unchanged."""
-    return torch.equal(weight.half().float(), weight.float())
+def is_exactly(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether ``dtype`` holds every value of ``weight`` unchanged."""
+    return torch.equal(weight.to(dtype).to(weight.dtype), weight)
 
 
 def pick_kernel(weight: Tensor, bias: Tensor | None) -> Kernel:
     """The fastest kernel of this CPU that keeps every weight's value; decided by what is there, never by timing."""
-    if weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported() and is_exactly(weight, torch.bfloat16):
         return OneDnnKernel(weight, bias, torch.bfloat16)
-    if "fbgemm" in torch.backends.quantized.supported_engines and is_exactly_float16(weight):
+    if "fbgemm" in torch.backends.quantized.supported_engines and is_exactly(weight, torch.float16):
         return FbgemmKernel(weight, bias)
     return OneDnnKernel(weight, bias, torch.float32)
 

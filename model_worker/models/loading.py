@@ -17,6 +17,7 @@ from model_worker.models import attention
 from model_worker.models.catalog import ModelSource
 from model_worker.models.conversion import cache_folder, converted_folder
 from model_worker.models.digest import weights_digest
+from model_worker.models.fused import fuse_layers
 from model_worker.models.layout import KvLayout
 from model_worker.models.linear import activation_dtype, is_packing_supported, pack_linears, packed_linears
 from model_worker.models.tokenizer import PromptTokenizer
@@ -86,6 +87,7 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     causal = CausalModel(model)
     layout = _read_layout(causal, options)
     if is_packing_supported(options.device):
+        fuse_layers(model)
         pack_linears(model)
     packed_bytes = sum(layer.kernel.packed_bytes for layer in packed_linears(model))
     weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -1,6 +1,7 @@
 """The fused decoder layer computes what transformers' layer computes."""
 
 import copy
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from model_worker.models.transformers_adapter import CausalModel
 CAPACITY = 24
 
 
-def llama(**options: object) -> LlamaForCausalLM:
+def llama(**options: Any) -> LlamaForCausalLM:
     AttentionInterface.register(attention.NAME, attention.attention_forward)
     torch.manual_seed(11)
     config = LlamaConfig(
@@ -32,7 +33,7 @@ def llama(**options: object) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config).eval()
     for parameter in model.parameters():
         parameter.data = parameter.data + 0.05 * torch.randn_like(parameter)
-    return model
+    return cast("LlamaForCausalLM", model)
 
 
 def run(model: LlamaForCausalLM) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,7 @@ def run(model: LlamaForCausalLM) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("options", [{}, {"attention_bias": True, "mlp_bias": True}, {"rms_norm_eps": 0.3}])
-def test_fused_layers_agree_with_the_plain_ones(options: dict[str, object]) -> None:
+def test_fused_layers_agree_with_the_plain_ones(options: dict[str, Any]) -> None:
     plain = llama(**options)
     fused = copy.deepcopy(plain)
     assert fuse_layers(fused) == 3

@@ -1,0 +1,111 @@
+"""A Llama decoder layer in fewer, larger operations.
+
+Computes what transformers' ``LlamaDecoderLayer`` computes, from the same weights: Q, K
+and V in one product, gate and up in one, Q and K rotated together, activations float32
+throughout. Decoding one token through 30 small layers is bound by the number of
+operations as much as by the bytes of the weights.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_worker.models.attention import AttentionBatch, attend
+from model_worker.models.linear import PackedLinear
+
+FUSED_LAYERS = ("LlamaDecoderLayer",)
+
+
+class FusedRotary(nn.Module):
+    """The model's rotary embedding, its sines signed for ``rotate`` and shaped for all heads at once."""
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines, each ``[rows, head_dim]``."""
+        cos, sin = self.rotary(hidden_states, position_ids=position_ids)
+        half = sin.shape[-1] // 2
+        signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        return cos[0], signed
+
+
+def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotate ``[heads, rows, head_dim]`` by position: x cos + rotate_half(x) sin."""
+    half = heads.shape[-1] // 2
+    return torch.addcmul(heads * cos, heads.roll(half, dims=-1), signed_sin)
+
+
+class FusedNorm(nn.Module):
+    """Root-mean-square norm over the last dimension, the mean's division folded into the weight."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        source: Any = norm
+        size = source.weight.shape[0]
+        self.weight = nn.Parameter(source.weight.detach() * size**0.5, requires_grad=False)
+        self.epsilon: float = source.variance_epsilon * size
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Normalize each row of ``[rows, hidden_size]``."""
+        squares = rows.square().sum(dim=-1, keepdim=True)
+        return squares.add_(self.epsilon).rsqrt_().mul(rows).mul_(self.weight)
+
+
+class FusedLlamaLayer(nn.Module):
+    """Drop-in for one decoder layer; takes the two tensors of ``FusedRotary`` as ``position_embeddings``."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        attention: Any = layer.self_attn
+        mlp: Any = layer.mlp
+        attention_norm: Any = layer.input_layernorm
+        mlp_norm: Any = layer.post_attention_layernorm
+        self.layer_idx: int = attention.layer_idx
+        self.head_dim: int = attention.head_dim
+        self.scaling: float = attention.scaling
+        self.num_kv_heads = attention.k_proj.out_features // self.head_dim
+        self.num_heads = attention.q_proj.out_features // self.head_dim
+        self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = PackedLinear(attention.o_proj)
+        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
+        self.down = PackedLinear(mlp.down_proj)
+        self.activation = mlp.act_fn
+        self.attention_norm = FusedNorm(attention_norm)
+        self.mlp_norm = FusedNorm(mlp_norm)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_batch: AttentionBatch,
+        **_: object,
+    ) -> Tensor:
+        """``[1, rows, hidden_size]`` to the same shape; K and V of the rows go into the batch's slots."""
+        residual = hidden_states[0]
+        residual = residual + self._attention(self.attention_norm(residual), position_embeddings, attention_batch)
+        gate, up = self.gate_up(self.mlp_norm(residual)).chunk(2, dim=-1)
+        return (residual + self.down(self.activation(gate).mul_(up))).unsqueeze(0)
+
+    def _attention(self, rows: Tensor, rotary: tuple[Tensor, Tensor], batch: AttentionBatch) -> Tensor:
+        heads = self.qkv(rows).view(rows.shape[0], -1, self.head_dim).transpose(0, 1)
+        rotated = rotate(heads[: self.num_heads + self.num_kv_heads], *rotary)
+        heads[self.num_heads : self.num_heads + self.num_kv_heads] = rotated[self.num_heads :]
+        query = rotated[: self.num_heads] * self.scaling
+        attended = attend(query, heads[self.num_heads :], layer=self.layer_idx, batch=batch)
+        return self.output(attended.transpose(0, 1).reshape(rows.shape[0], -1))
+
+
+def fuse_layers(model: nn.Module) -> int:
+    """Replace the decoder layers this file knows, and their rotary embedding, in place; how many were replaced."""
+    base: Any = getattr(model, "base_model", model)
+    layers = getattr(base, "layers", None)
+    if not layers or any(type(layer).__name__ not in FUSED_LAYERS for layer in layers):
+        return 0
+    for place, layer in enumerate(layers):
+        layers[place] = FusedLlamaLayer(layer)
+    base.rotary_emb = FusedRotary(base.rotary_emb)
+    return len(layers)
