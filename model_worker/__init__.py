@@ -8,4 +8,4 @@ times slower (the spinning thread takes the core its partner waits for).
 import os
 
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -110,8 +111,10 @@ def load(settings: WorkerSettings) -> "Worker":
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave without waiting for the thread that loads."""
     logger.info("stopped before serving")
-    sys.exit(0)
+    logging.shutdown()
+    os._exit(0)
 
 
 async def serve(worker: "Worker", settings: WorkerSettings) -> None:

@@ -15,6 +15,7 @@ import torch
 from model_worker.config import CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE, WorkerSettings
 from model_worker.engine.admission import EngineLimits
 from model_worker.engine.engine import Engine, EngineParts
+from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.runner import ModelRunner
 from model_worker.kv.slots import CellArray, Slot, SlotPool
 from model_worker.memory_plan import MemoryPlan, available_bytes
@@ -52,6 +53,17 @@ def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Ten
 
     ``observe_logits``, for checks, sees on the model thread the logits ``[vocab_size]`` that each token is drawn from.
     """
+    thread = ModelThread()
+    try:
+        return thread.call(_build, settings, thread, observe_logits)
+    except BaseException:
+        thread.close()
+        raise
+
+
+def _build(
+    settings: WorkerSettings, thread: ModelThread, observe_logits: Callable[[Slot, torch.Tensor], None] | None
+) -> Worker:
     device = pick_device(settings.device)
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
@@ -64,7 +76,7 @@ def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Ten
     cells, cache = _cache(settings, model)
     runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=allowed_rows, observe_logits=observe_logits)
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
-    parts = EngineParts(description, model.tokenizer, cache, slots, runner, namespace.digest())
+    parts = EngineParts(description, model.tokenizer, cache, slots, runner, thread, namespace.digest())
     _settle_garbage()
     return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner)
 

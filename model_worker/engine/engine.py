@@ -53,6 +53,7 @@ class EngineParts:
     cache: BlockCache
     slots: SlotPool
     runner: ModelRunner
+    thread: ModelThread
     namespace_digest: bytes
 
 
@@ -69,7 +70,7 @@ class Engine:
         self._runner = parts.runner
         self._clock = clock
         self._limits = limits
-        self._thread = ModelThread()
+        self._thread = parts.thread
         self._io_pool = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="io")
         self._admission = Admission(parts.tokenizer, parts.description, limits, namespace_digest=parts.namespace_digest)
         self._scheduler = Scheduler(max_num_seqs=limits.max_num_seqs, max_waiting=limits.max_waiting)

@@ -1,4 +1,9 @@
-"""The one thread that runs the model."""
+"""The one thread that runs the model.
+
+All of a worker's tensor work, loading included, is done here: OpenMP keeps a team of
+threads for each thread that computes, and shortens everybody's spinning at barriers
+once the teams outnumber the cores, which costs a decode step half its speed.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -30,6 +35,10 @@ class ModelThread:
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([future])
             raise
+
+    def call(self, operation: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        """Run ``operation(*args)`` on the thread and wait for it, where no loop runs."""
+        return self._executor.submit(operation, *args).result()
 
     def close(self) -> None:
         """Wait for the operation under way and end the thread."""

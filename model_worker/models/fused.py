@@ -88,7 +88,8 @@ class FusedLlamaLayer(nn.Module):
         residual = hidden_states[0]
         residual = residual + self._attention(self.attention_norm(residual), position_embeddings, attention_batch)
         gate, up = self.gate_up(self.mlp_norm(residual)).chunk(2, dim=-1)
-        return (residual + self.down(self.activation(gate).mul_(up))).unsqueeze(0)
+        outputs: Tensor = residual + self.down(self.activation(gate).mul_(up))
+        return outputs.unsqueeze(0)
 
     def _attention(self, rows: Tensor, rotary: tuple[Tensor, Tensor], batch: AttentionBatch) -> Tensor:
         heads = self.qkv(rows).view(rows.shape[0], -1, self.head_dim).transpose(0, 1)
@@ -96,7 +97,8 @@ class FusedLlamaLayer(nn.Module):
         heads[self.num_heads : self.num_heads + self.num_kv_heads] = rotated[self.num_heads :]
         query = rotated[: self.num_heads] * self.scaling
         attended = attend(query, heads[self.num_heads :], layer=self.layer_idx, batch=batch)
-        return self.output(attended.transpose(0, 1).reshape(rows.shape[0], -1))
+        projected: Tensor = self.output(attended.transpose(0, 1).reshape(rows.shape[0], -1))
+        return projected
 
 
 def fuse_layers(model: nn.Module) -> int:

@@ -2,11 +2,12 @@
 
 ``python -m tests.bench.decode [--format json]``. For each context length: ``tpot_s`` the
 median time between two tokens at the client, ``hf_tpot_s`` the same of ``generate``
-with a streamer, ``ratio`` the first over the second. The two take turns.
+with a streamer (on the worker's model thread, so that both have the same OpenMP team), ``ratio`` the first over the second. The two take turns.
 """
 
 import random
 import time
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -68,7 +69,7 @@ def main() -> None:
     settings = WorkerSettings(model=flags.model, dtype=flags.dtype, num_threads=flags.threads, max_num_seqs=8)
     rows = []
     with served(settings) as served_worker:
-        plain = plain_transformers(flags.model, flags.dtype)
+        plain = served_worker.on_model_thread(lambda: plain_transformers(flags.model, flags.dtype))
         for context in CONTEXTS:
             rng = random.Random(context)
             ours: list[float] = []
@@ -76,7 +77,7 @@ def main() -> None:
             prompt = random_ids(rng, context)
             for _ in range(flags.repeats):
                 ours += our_gaps(served_worker, prompt)
-                theirs += hf_gaps(plain, prompt)
+                theirs += served_worker.on_model_thread(partial(hf_gaps, plain, prompt))
             rows.append(
                 {
                     "context": context,

@@ -44,6 +44,10 @@ class ServedWorker:
         """Run a coroutine on the worker's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
+    def on_model_thread(self, operation: Callable[[], Result]) -> Result:
+        """Run ``operation`` on the thread the model runs on; all tensor work of this process belongs there."""
+        return self.run(self.worker.engine.run_on_model_thread(operation))
+
     def time_on_model_thread(self, operation: Callable[[], object]) -> float:
         """Seconds that ``operation`` takes on the thread the model runs on."""
 
@@ -52,7 +56,7 @@ class ServedWorker:
             operation()
             return time.perf_counter() - started_at
 
-        return self.run(self.worker.engine.run_on_model_thread(timed))
+        return self.on_model_thread(timed)
 
 
 @contextmanager

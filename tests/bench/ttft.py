@@ -56,13 +56,14 @@ def floor(served_worker: ServedWorker, ids: list[int], start: int) -> float:
         worker.slots.give_back(slot)
 
 
-def hf_cold(plain: PreTrainedModel, ids: list[int]) -> float:
-    """Plain transformers' prefill of all of ``ids`` in one go."""
-    tensor = torch.tensor([ids])
-    started_at = time.perf_counter()
-    with torch.inference_mode():
-        plain(tensor, logits_to_keep=1).logits.argmax()
-    return time.perf_counter() - started_at
+def hf_cold(served_worker: ServedWorker, plain: PreTrainedModel, ids: list[int]) -> float:
+    """Plain transformers' prefill of all of ``ids`` in one go, on the same thread and so with the same OpenMP team."""
+
+    def prefill() -> None:
+        with torch.inference_mode():
+            plain(torch.tensor([ids]), logits_to_keep=1).logits.argmax()
+
+    return served_worker.time_on_model_thread(prefill)
 
 
 def tokenize_seconds(served_worker: ServedWorker, ids: list[int]) -> float:
@@ -82,7 +83,7 @@ def measure(
     block = served_worker.worker.model.layout.block_size
     cached = prefix // block * block
     times: dict[str, list[float]] = {"cold": [], "hit": [], "floor": [], "hf": [], "tokenize": []}
-    hf_cold(plain, random_ids(rng, 64))
+    hf_cold(served_worker, plain, random_ids(rng, 64))
     for _ in range(repeats):
         shared = random_ids(rng, prefix)
         cold_prompt = shared + random_ids(rng, SUFFIX)
@@ -90,7 +91,7 @@ def measure(
         suffix = random_ids(rng, SUFFIX)
         times["hit"].append(ttft(served_worker, shared + suffix, expect_cached=cached))
         times["floor"].append(floor(served_worker, (shared + suffix)[cached:], cached))
-        times["hf"].append(hf_cold(plain, cold_prompt))
+        times["hf"].append(hf_cold(served_worker, plain, cold_prompt))
         times["tokenize"].append(tokenize_seconds(served_worker, cold_prompt))
     cold, hit, bare, hf = (median(times[name]) for name in ("cold", "hit", "floor", "hf"))
     cached_bytes = cached // block * served_worker.worker.model.layout.cell_bytes
@@ -114,8 +115,8 @@ def main() -> None:
     flags = arguments(__doc__)
     settings = WorkerSettings(model=flags.model, dtype=flags.dtype, num_threads=flags.threads, max_num_seqs=2)
     with served(settings) as served_worker:
-        plain = plain_transformers(flags.model, flags.dtype)
-        copy_rate = memory_copy_rate()
+        plain = served_worker.on_model_thread(lambda: plain_transformers(flags.model, flags.dtype))
+        copy_rate = served_worker.on_model_thread(memory_copy_rate)
         rows = [
             measure(served_worker, plain, prefix, repeats=flags.repeats, copy_rate=copy_rate) for prefix in PREFIXES
         ]

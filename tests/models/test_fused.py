@@ -27,9 +27,9 @@ def llama(**options: Any) -> LlamaForCausalLM:
         num_attention_heads=6,
         num_key_value_heads=2,
         max_position_embeddings=64,
-        attn_implementation=attention.NAME,
         **options,
     )
+    config._attn_implementation = attention.NAME
     model = LlamaForCausalLM(config).eval()
     for parameter in model.parameters():
         parameter.data = parameter.data + 0.05 * torch.randn_like(parameter)
