@@ -38,20 +38,22 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return torch.addcmul(heads * cos, heads.roll(half, dims=-1), signed_sin)
 
 
-class FusedNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, the mean's division folded into the weight."""
+class FusedNorm:
+    """Root-mean-square norm over the last dimension, the mean's division folded into the weight.
+
+    Constants are tensors: a Python number would be converted at every call.
+    """
 
     def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
         source: Any = norm
         size = source.weight.shape[0]
-        self.weight = nn.Parameter(source.weight.detach() * size**0.5, requires_grad=False)
-        self.epsilon: float = source.variance_epsilon * size
+        self._weight = source.weight.detach() * size**0.5
+        self._epsilon = torch.tensor(source.variance_epsilon * size)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor) -> Tensor:
         """Normalize each row of ``[rows, hidden_size]``."""
         squares = rows.square().sum(dim=-1, keepdim=True)
-        return squares.add_(self.epsilon).rsqrt_().mul(rows).mul_(self.weight)
+        return squares.add_(self._epsilon).rsqrt_().mul(rows).mul_(self._weight)
 
 
 class FusedLlamaLayer(nn.Module):
@@ -65,9 +67,9 @@ class FusedLlamaLayer(nn.Module):
         mlp_norm: Any = layer.post_attention_layernorm
         self.layer_idx: int = attention.layer_idx
         self.head_dim: int = attention.head_dim
-        self.scaling: float = attention.scaling
         self.num_kv_heads = attention.k_proj.out_features // self.head_dim
         self.num_heads = attention.q_proj.out_features // self.head_dim
+        self.scaling = torch.tensor(attention.scaling)
         self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.output = PackedLinear(attention.o_proj)
         self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
@@ -87,18 +89,16 @@ class FusedLlamaLayer(nn.Module):
         """``[1, rows, hidden_size]`` to the same shape; K and V of the rows go into the batch's slots."""
         residual = hidden_states[0]
         residual = residual + self._attention(self.attention_norm(residual), position_embeddings, attention_batch)
-        gate, up = self.gate_up(self.mlp_norm(residual)).chunk(2, dim=-1)
-        outputs: Tensor = residual + self.down(self.activation(gate).mul_(up))
-        return outputs.unsqueeze(0)
+        gate, up = self.gate_up.apply_rows(self.mlp_norm(residual)).chunk(2, dim=-1)
+        return (residual + self.down.apply_rows(self.activation(gate).mul_(up))).unsqueeze(0)
 
     def _attention(self, rows: Tensor, rotary: tuple[Tensor, Tensor], batch: AttentionBatch) -> Tensor:
-        heads = self.qkv(rows).view(rows.shape[0], -1, self.head_dim).transpose(0, 1)
+        heads = self.qkv.apply_rows(rows).view(rows.shape[0], -1, self.head_dim).transpose(0, 1)
         rotated = rotate(heads[: self.num_heads + self.num_kv_heads], *rotary)
         heads[self.num_heads : self.num_heads + self.num_kv_heads] = rotated[self.num_heads :]
         query = rotated[: self.num_heads] * self.scaling
         attended = attend(query, heads[self.num_heads :], layer=self.layer_idx, batch=batch)
-        projected: Tensor = self.output(attended.transpose(0, 1).reshape(rows.shape[0], -1))
-        return projected
+        return self.output.apply_rows(attended.transpose(0, 1).reshape(rows.shape[0], -1))
 
 
 def fuse_layers(model: nn.Module) -> int:

@@ -96,6 +96,10 @@ class PackedLinear(nn.Module):
         self.dtype = weight.dtype
         self.kernel = pick_kernel(weight, _joined_bias(layers))
 
+    def apply_rows(self, rows: Tensor) -> Tensor:
+        """Apply the layer to ``[rows, in_features]``, past the module's call machinery."""
+        return self.kernel.apply(rows)
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Apply the layer; see the class."""
         rows = inputs.reshape(-1, self.in_features)
