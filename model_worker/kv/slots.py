@@ -6,6 +6,8 @@ Owner: the engine's loop takes and returns slots; tensors are touched on the
 model thread alone.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -76,7 +78,7 @@ class SlotPool:
     def _allocate(self, num_tokens: int) -> Tensor:
         layout = self._layout
         shape = (layout.num_layers, 2, layout.num_kv_heads, num_tokens, layout.head_dim)
-        return torch.zeros(shape, dtype=layout.working_dtype, device=self._device)
+        return torch.empty(shape, dtype=layout.working_dtype, device=self._device)
 
 
 class CellArray:
@@ -88,12 +90,29 @@ class CellArray:
         self._cells = buffer.view(layout.storage_dtype).view(-1, *layout.cell_shape)
 
     def load(self, cells: list[int], slot: Slot) -> None:
-        """Copy ``cells``, in order, to the first blocks of ``slot``, which has room. Model thread only."""
-        for block, cell in enumerate(cells):
-            start = block * self._block_size
-            slot.kv[:, :, :, start : start + self._block_size].copy_(self._cells[cell])
+        """Copy ``cells``, in order, to the first blocks of ``slot``, which has room. Model thread only.
+
+        Neighbouring cells go in one strided copy.
+        """
+        blocks = slot.kv[:, :, :, : len(cells) * self._block_size].unflatten(3, (len(cells), self._block_size))
+        for block, cell, count in consecutive_runs(cells):
+            source = self._cells[cell : cell + count].permute(1, 2, 3, 0, 4, 5)
+            blocks[:, :, :, block : block + count].copy_(source)
 
     def store(self, slot: Slot, block: int, cell: int) -> None:
         """Copy block ``block`` of ``slot`` into ``cell``. Model thread only."""
         start = block * self._block_size
         self._cells[cell].copy_(slot.kv[:, :, :, start : start + self._block_size])
+
+
+def consecutive_runs(cells: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Split ``cells`` into runs of consecutive numbers: (place of the first, its number, length).
+
+    >>> list(consecutive_runs([4, 5, 6, 9, 1, 2]))
+    [(0, 4, 3), (3, 9, 1), (4, 1, 2)]
+    """
+    start = 0
+    for place in range(1, len(cells) + 1):
+        if place == len(cells) or cells[place] != cells[place - 1] + 1:
+            yield start, cells[start], place - start
+            start = place
