@@ -10,13 +10,17 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from model_worker.models.digest import file_digest, folder_digests
 from model_worker.models.transformers_adapter import convert_gguf, library_version
 
 MANIFEST = "manifest.json"
+WORK_PREFIX = ".converting-"
+LEFTOVER_S = 86_400.0
 
 
 def cache_folder() -> Path:
@@ -38,7 +42,8 @@ def converted_folder(gguf: Path, *, dtype: str, root: Path, on_convert: Callable
         return target
     on_convert(f"converting {gguf.name} to {dtype} once; later starts load {target}")
     root.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".converting-", dir=root))
+    _remove_leftovers(root)
+    work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX, dir=root))
     try:
         convert_gguf(gguf, dtype=dtype, target=work)
         digests = {name: digest.hex() for name, digest in folder_digests(work).items()}
@@ -47,6 +52,14 @@ def converted_folder(gguf: Path, *, dtype: str, root: Path, on_convert: Callable
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove what processes that were ended a day ago or earlier had begun to convert."""
+    for folder in root.glob(f"{WORK_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > LEFTOVER_S:
+                shutil.rmtree(folder)
 
 
 def _is_intact(folder: Path, source: str) -> bool:

@@ -1,7 +1,9 @@
 """The converted copy of a GGUF file: made once, trusted as far as its digests, made again where damaged."""
 
 import json
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from model_worker.models import conversion, loading
 from model_worker.models.catalog import ModelSource
-from model_worker.models.conversion import MANIFEST, cache_folder, converted_folder
+from model_worker.models.conversion import LEFTOVER_S, MANIFEST, cache_folder, converted_folder
 from prefixcache.errors import ConfigError
 
 
@@ -138,6 +140,18 @@ def test_a_failed_conversion_leaves_nothing(gguf: Path, tmp_path: Path, monkeypa
     with pytest.raises(ConfigError, match="cannot read it"):
         convert(gguf, tmp_path / "root")
     assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_leftovers_of_ended_processes_go_after_a_day(converter: Converter, gguf: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    old, fresh = root / ".converting-old", root / ".converting-fresh"
+    for folder in (old, fresh):
+        folder.mkdir(parents=True)
+    long_ago = time.time() - LEFTOVER_S - 60
+    os.utime(old, (long_ago, long_ago))
+    convert(gguf, root)
+    assert not old.exists()
+    assert fresh.exists()
 
 
 def test_the_cache_folder_follows_the_users_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
