@@ -48,8 +48,8 @@ def ready(process: Process) -> dict[str, Any]:
     return message
 
 
-def ended(process: Process) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=PATIENCE_S)
+def ended(process: Process, *, patience_s: float = PATIENCE_S) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=patience_s)
     return process.returncode, out, err
 
 
@@ -89,6 +89,31 @@ def wait_for_import(process: Process) -> None:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+SLOW_LOAD = """
+import sys, time
+from model_worker import worker
+from model_worker.__main__ import main
+
+def load_slowly(*arguments):
+    print("loading", flush=True)
+    time.sleep(60)
+
+worker._build = load_slowly
+sys.exit(main(["--model", sys.argv[1], "--listen", "127.0.0.1:0"]))
+"""
+
+
+def test_a_worker_stops_at_once_in_the_middle_of_a_long_load(tiny_folder: Path) -> None:
+    command = [sys.executable, "-c", SLOW_LOAD, str(tiny_folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        code, _, err = ended(process, patience_s=30)
+    assert code == 0
+    assert "stopped before serving" in err
 
 
 def test_an_unknown_model_ends_with_2_and_its_name(start_worker: StartWorker) -> None:

@@ -29,7 +29,7 @@ from prefixcache.accounting import RequestRecord
 
 BLOCK_SIZE = 8
 NUM_PLAIN_TOKENS = 256
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 GREEDY = SamplingParams()
 
