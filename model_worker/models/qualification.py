@@ -7,6 +7,7 @@ where two workers compute alike.
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +19,11 @@ PROBE_SEED = 20_240_229
 CANARY_BLOCKS = 3
 
 
-def distinct_linears(model: torch.nn.Module) -> list[PackedLinear]:
-    """One packed layer for each (output, input) size of the model."""
-    by_size: dict[tuple[int, int], PackedLinear] = {}
+def distinct_linears(model: torch.nn.Module) -> list[PackedLinear | torch.nn.Linear]:
+    """One linear layer, packed or plain, for each (output, input) size of the model."""
+    by_size: dict[tuple[int, int], PackedLinear | torch.nn.Linear] = {}
     for module in model.modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, PackedLinear | torch.nn.Linear):
             by_size.setdefault((module.out_features, module.in_features), module)
     return list(by_size.values())
 
@@ -43,25 +44,30 @@ def invariant_row_counts(apply: Callable[[Tensor], Tensor], inputs: Tensor) -> s
     }
 
 
+@torch.inference_mode()
 def probe_rows(model: torch.nn.Module, *, max_rows: int) -> tuple[int, ...]:
     """Batch sizes, ascending, at which rows do not see their neighbours; the largest is at least ``max_rows``.
 
     Looks at twice as many rows as are needed, so that padding upwards finds a size.
-    Models without packed linears are not probed: every size is given and qualification
-    of the whole model decides. Raises ConfigError where no size serves ``max_rows``.
+    Raises ConfigError where no size serves ``max_rows``.
     """
     probed = max(2 * max_rows, 8)
     counts = set(range(1, probed + 1))
     generator = torch.Generator().manual_seed(PROBE_SEED)
     for layer in distinct_linears(model):
-        inputs = torch.randn(probed, layer.in_features, generator=generator).to(layer.dtype)
-        counts &= invariant_row_counts(layer, inputs)
+        inputs = torch.randn(probed, layer.in_features, generator=generator)
+        where = {"dtype": layer.dtype} if isinstance(layer, PackedLinear) else _place(layer)
+        counts &= invariant_row_counts(layer, inputs.to(**where))
     if not counts or max(counts) < max_rows:
         raise ConfigError(
             f"row probe: no batch size of {max_rows} to {probed} rows gives each row the same bits on this "
             f"machine; lower --max-num-seqs or set another --threads"
         )
     return tuple(sorted(counts))
+
+
+def _place(layer: torch.nn.Linear) -> dict[str, Any]:
+    return {"dtype": layer.weight.dtype, "device": layer.weight.device}
 
 
 def padded_rows(num_rows: int, allowed: tuple[int, ...]) -> int:

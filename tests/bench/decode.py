@@ -1,8 +1,9 @@
 """Time per output token at batch 1, over gRPC, beside plain transformers' ``generate`` in the same process.
 
 ``python -m tests.bench.decode [--format json]``. For each context length: ``tpot_s`` the
-median time between two tokens at the client, ``hf_tpot_s`` the same of ``generate``
-with a streamer (on the worker's model thread, so that both have the same OpenMP team), ``ratio`` the first over the second. The two take turns.
+median time between two tokens at the client, ``hf_tpot_s`` the same of ``generate`` with a
+streamer (on the worker's model thread, so that both have the same OpenMP team),
+``ratio`` the first over the second. The two take turns.
 """
 
 import random
