@@ -1,13 +1,9 @@
 """The one place that knows transformers' moving API: loading, converting, calling a model."""
 
 import logging
-import os
 import warnings
 from pathlib import Path
 from typing import Any, cast
-
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch
 import transformers

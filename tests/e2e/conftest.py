@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+import model_worker  # noqa: F401 -- before torch: it bounds the spinning of torch's threads
 from tests.e2e.lab import Lab
 
 
