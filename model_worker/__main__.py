@@ -12,14 +12,14 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from model_worker.config import DEFAULT_LISTEN, WorkerSettings
 from model_worker.logs import set_up_logging
 from prefixcache.config import parse_size
-from prefixcache.errors import ConfigError, NotFound, PrefixCacheError
+from prefixcache.errors import ConfigError, InternalError, NotFound, PrefixCacheError
 
 if TYPE_CHECKING:
     from model_worker.worker import Worker
@@ -118,7 +118,7 @@ def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 
 async def serve(worker: "Worker", settings: WorkerSettings) -> None:
-    """Serve, and stop gracefully at SIGTERM or SIGINT."""
+    """Serve, and stop gracefully at SIGTERM or SIGINT; raises InternalError where the engine's loop fails."""
     from model_worker.rpc.server import Server
 
     stopping = asyncio.Event()
@@ -132,12 +132,22 @@ async def serve(worker: "Worker", settings: WorkerSettings) -> None:
         ready = {"event": "ready", "address": address, "model": worker.engine.description.model}
         print(json.dumps(ready), flush=True)  # noqa: T201  the one line a parent process waits for
         logger.info("serving %s on %s", worker.engine.description.model, address)
-        await stopping.wait()
-        logger.info("stopping; running requests have %.0f s to end", settings.grace_s)
-        await server.stop(settings.grace_s)
+        await _first(stopping.wait(), worker.engine.wait_failed())
+        grace_s = settings.grace_s if stopping.is_set() else 0.0
+        logger.info("stopping; running requests have %.0f s to end", grace_s)
+        await server.stop(grace_s)
     finally:
         await worker.engine.stop(grace_s=0.0)
+    if not stopping.is_set():
+        raise InternalError("the engine's loop failed, see above; start the worker again")
     logger.info("stopped")
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

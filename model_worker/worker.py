@@ -14,7 +14,8 @@ import torch
 
 from model_worker.config import CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE, WorkerSettings
 from model_worker.engine.admission import EngineLimits
-from model_worker.engine.engine import Engine, EngineParts
+from model_worker.engine.engine import Engine
+from model_worker.engine.loop import EngineParts
 from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.runner import ModelRunner
 from model_worker.kv.slots import CellArray, Slot, SlotPool

@@ -152,7 +152,7 @@ class Lab:
 
     def _observe(self, slot: Slot, logits: Tensor) -> None:
         """Runs on the model thread, while the loop waits for it: nobody joins or leaves the running sequences."""
-        sequence = next(sequence for sequence in self.engine._scheduler.running if sequence.run.slot is slot)
+        sequence = next(sequence for sequence in self.engine._loop.scheduler.running if sequence.run.slot is slot)
         observed = self._observed[sequence.request.request_id]
         observed.slot = slot.index
         observed.logits.append(logits.clone())

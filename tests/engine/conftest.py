@@ -25,7 +25,7 @@ async def start(build_tiny: Callable[..., Worker]) -> AsyncIterator[Start]:
     yield start_engine
     for driver in drivers:
         try:
-            if not driver.engine._is_stopped:
+            if not driver.engine._loop._is_stopped:
                 await driver.check_at_rest()
         finally:
             await driver.engine.stop(grace_s=0.0)

@@ -64,7 +64,7 @@ class Driver:
 
     @property
     def runner(self) -> ModelRunner:
-        return self.engine._runner
+        return self.engine._loop._runner
 
     @property
     def gauges(self) -> EngineStats:

@@ -102,7 +102,7 @@ async def test_cells_being_copied_into_a_slot_are_nobody_elses(driver: Driver) -
     await driver.warm(PROMPT)
     async with held_in(driver, "load") as held:
         await cancel(held)
-        copied = set(driver.engine._scheduler.running[0].run.lease.cells)  # type: ignore[union-attr]
+        copied = set(driver.engine._loop.scheduler.running[0].run.lease.cells)  # type: ignore[union-attr]
         assert len(copied) == 4
         assert driver.engine.evict(0).evicted_blocks == 0
         assert not free_cells(driver) & copied
@@ -113,7 +113,7 @@ async def test_cells_being_copied_into_a_slot_are_nobody_elses(driver: Driver) -
 async def test_cells_being_copied_are_nobody_elses_after_a_clear_either(driver: Driver) -> None:
     await driver.warm(PROMPT)
     async with held_in(driver, "load") as held:
-        copied = set(driver.engine._scheduler.running[0].run.lease.cells)  # type: ignore[union-attr]
+        copied = set(driver.engine._loop.scheduler.running[0].run.lease.cells)  # type: ignore[union-attr]
         driver.engine.clear()
         await cancel(held)
         assert not free_cells(driver) & copied

@@ -98,7 +98,7 @@ async def test_a_fault_of_the_loop_itself_fails_everybody_and_serves_no_more(sta
     def break_loop() -> None:
         raise RuntimeError("injected fault")
 
-    driver.engine._scheduler.next_prefill = break_loop  # type: ignore[method-assign]
+    driver.engine._loop.scheduler.next_prefill = break_loop  # type: ignore[method-assign]
     with pytest.raises(InternalError, match="restart it"):
         await driver.answer(GOOD)
     with pytest.raises(EngineStopped):

@@ -96,7 +96,7 @@ async def test_an_end_token_ends_an_answer_unless_it_is_ignored(driver: Driver) 
     prompt = random_prompt(9)
     whole = await driver.answer(prompt, max_new_tokens=12)
     eos = whole.token_ids[5]
-    driver.engine._admission._eos = frozenset({eos})
+    driver.engine._loop.admission._eos = frozenset({eos})
     ignored = await driver.answer(prompt, max_new_tokens=12, ignore_eos=True)
     ended = await driver.answer(prompt, max_new_tokens=12, ignore_eos=False)
     assert ignored.token_ids == whole.token_ids

@@ -113,7 +113,7 @@ async def test_beyond_its_bound_the_queue_drops_the_oldest_and_counts(driver: Dr
         )
     )
     await running
-    recomputer = driver.engine._recomputer
+    recomputer = driver.engine._loop.recomputer
     await driver.settle()
     assert recomputer.num_dropped_tokens == 0
     run = recomputer_run(driver)
@@ -128,7 +128,7 @@ def recomputer_run(driver: Driver) -> Any:
     from prefixcache.core.blocks import token_bytes
 
     ids = random_prompt(BLOCK_SIZE, seed=8)
-    root = driver.engine._admission.scope_root("")
+    root = driver.engine._loop.admission.scope_root("")
     return lambda: CanonicalRun(list(ids), token_bytes(ids), root)
 
 

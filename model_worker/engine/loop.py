@@ -1,0 +1,268 @@
+"""The engine's loop: turns the scheduler's choice into operations on the model thread, one at a time.
+
+Owns every sequence, slot and hold. A caller that goes away only marks its sequence:
+slot and hold are given up here, after the operation under way has ended, never in
+the caller's task.
+"""
+
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from model_worker.engine.admission import Admission, EngineLimits
+from model_worker.engine.canonical import Canonical, CanonicalRun
+from model_worker.engine.ledger import Ledger
+from model_worker.engine.model_thread import ModelThread
+from model_worker.engine.request import Finished, Started, TokensGenerated
+from model_worker.engine.runner import DecodeRow, ModelRunner
+from model_worker.engine.scheduler import Scheduler
+from model_worker.engine.sequence import Phase, Sequence
+from model_worker.engine.statistics import EngineStats
+from model_worker.engine.writeback import Recomputer
+from model_worker.kv.slots import SlotPool
+from model_worker.models.catalog import ModelDescription
+from model_worker.models.tokenizer import PromptTokenizer
+from prefixcache.cache import BlockCache
+from prefixcache.core.blocks import token_bytes
+from prefixcache.errors import InternalError, PrefixCacheError
+
+logger = logging.getLogger(__name__)
+
+ITERATIONS_BETWEEN_COLLECTIONS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What the composition root builds and the engine then owns."""
+
+    description: ModelDescription
+    tokenizer: PromptTokenizer
+    cache: BlockCache
+    slots: SlotPool
+    runner: ModelRunner
+    thread: ModelThread
+    namespace_digest: bytes
+
+
+class EngineLoop:
+    """Runs sequences until it is closed and empty, or stopped."""
+
+    def __init__(self, parts: EngineParts, limits: EngineLimits, *, clock: Callable[[], float]) -> None:
+        self.ledger = Ledger()
+        self.admission = Admission(parts.tokenizer, parts.description, limits, namespace_digest=parts.namespace_digest)
+        self.scheduler = Scheduler(max_num_seqs=limits.max_num_seqs, max_waiting=limits.max_waiting)
+        canonical = Canonical(parts.cache, parts.runner, parts.thread, block_size=limits.block_size)
+        self.recomputer = Recomputer(canonical, parts.slots, block_size=limits.block_size)
+        self._canonical = canonical
+        self._description = parts.description
+        self._limits = limits
+        self._runner = parts.runner
+        self._slots = parts.slots
+        self._thread = parts.thread
+        self._clock = clock
+        self._num_iterations = 0
+        self._collected_at = 0
+        self._is_closing = False
+        self._is_stopped = False
+        self._wake = asyncio.Event()
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Take a sequence into the queue; the caller has looked at ``scheduler.is_full``."""
+        self.ledger.requests.received += 1
+        self.scheduler.enqueue(sequence)
+        self._wake.set()
+
+    def abandon(self, sequence: Sequence) -> None:
+        """The caller is gone: a waiting sequence ends now, a running one within one iteration."""
+        if sequence.phase is Phase.ENDED:
+            return
+        sequence.is_abandoned = True
+        if self.scheduler.drop_waiting(sequence):
+            self._close(sequence, outcome="cancelled")
+        self._wake.set()
+
+    def close(self) -> None:
+        """End once nothing waits or runs."""
+        self._is_closing = True
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End after the iteration under way."""
+        self._is_stopped = True
+        self._wake.set()
+
+    def end_all(self, error: PrefixCacheError) -> None:
+        """Fail what waits and runs, and give up what recomputation holds; the loop has ended."""
+        self._fail_all(error)
+        self.recomputer.give_way()
+
+    def gauges(self) -> EngineStats:
+        """The engine now."""
+        running = self.scheduler.running
+        return EngineStats(
+            num_waiting=self.scheduler.num_waiting,
+            num_running=len(running),
+            max_num_seqs=self._limits.max_num_seqs,
+            num_draining_slots=sum(sequence.is_abandoned for sequence in running),
+            pending_recompute_tokens=self.recomputer.pending_tokens,
+            num_iterations=self._num_iterations,
+            num_slots=self._slots.num_slots,
+            num_busy_slots=self._slots.num_slots - self._slots.num_free,
+            dropped_recompute_tokens=self.recomputer.num_dropped_tokens,
+        )
+
+    async def run(self) -> None:
+        """Work until closed and empty, or stopped; a fault of the loop itself fails everything and is raised."""
+        try:
+            while not self._is_stopped and (self.scheduler.has_work or not self._is_closing):
+                self._reap()
+                if self.scheduler.has_work:
+                    self.recomputer.give_way()
+                    await self._iterate()
+                elif not await self.recomputer.step():
+                    await self._wait_for_work()
+        except Exception:
+            logger.exception("the engine's loop failed; the worker serves no more")
+            self._fail_all(InternalError("the engine failed; see the worker's log and restart it"))
+            raise
+
+    async def _iterate(self) -> None:
+        self._num_iterations += 1
+        admitted = self.scheduler.next_admission()
+        if admitted is not None:
+            await self._guarded([admitted], self._admit(admitted))
+        self._reap()
+        prefilling = self.scheduler.next_prefill()
+        if prefilling is not None:
+            await self._guarded([prefilling], self._prefill(prefilling))
+        self._reap()
+        decoding = self.scheduler.decoding()
+        if decoding:
+            await self._guarded(decoding, self._decode(decoding))
+
+    async def _guarded(self, sequences: list[Sequence], operation: Awaitable[None]) -> None:
+        """A fault of one operation fails its sequences and nobody else."""
+        try:
+            await operation
+        except Exception:
+            names = ", ".join(sequence.request.request_id for sequence in sequences)
+            logger.exception("an operation failed; its requests: %s", names)
+            for sequence in sequences:
+                if sequence.phase is not Phase.ENDED:
+                    self._fail(sequence, InternalError(f"request {sequence.request.request_id} failed in the worker"))
+
+    async def _admit(self, sequence: Sequence) -> None:
+        record = sequence.record
+        started_at = self._clock()
+        record.queue_s = started_at - sequence.arrived_at
+        sequence.phase = Phase.PREFILL
+        record.cached_prompt_tokens = self._canonical.match(sequence.run, self._slots.take())
+        matched_at = self._clock()
+        record.lookup_s = matched_at - started_at
+        sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens))
+        await self._canonical.load(sequence.run)
+        record.load_s = self._clock() - matched_at
+        record.saved_s = self.ledger.saved_s(record.cached_prompt_tokens, record.load_s)
+
+    async def _prefill(self, sequence: Sequence) -> None:
+        run = sequence.run
+        started_at = self._clock()
+        num_before = run.num_computed
+        token = await self._canonical.advance(run, sequence.sampler)
+        took = self._clock() - started_at
+        num_computed = run.num_computed - num_before
+        self.ledger.note_prefill(num_computed, took)
+        sequence.record.prefill_s += took
+        sequence.record.computed_prompt_tokens += num_computed
+        if token is None or sequence.is_abandoned:
+            return
+        self._canonical.release_lease(run)
+        sequence.phase = Phase.DECODE
+        sequence.first_token_at = self._clock()
+        self._deliver(sequence, token)
+
+    async def _decode(self, sequences: list[Sequence]) -> None:
+        rows = []
+        for sequence in sequences:
+            assert sequence.run.slot is not None
+            rows.append(DecodeRow(sequence.run.slot, sequence.output_ids[-1], sequence.next_position, sequence.sampler))
+        tokens = await self._thread.run(self._runner.decode, rows)
+        for sequence, token in zip(sequences, tokens, strict=True):
+            if not sequence.is_abandoned:
+                self._deliver(sequence, token)
+
+    def _deliver(self, sequence: Sequence, token: int) -> None:
+        sequence.output_ids.append(token)
+        try:
+            reason, text = self.admission.judge(sequence, token)
+        except Exception:
+            name = sequence.request.request_id
+            logger.exception("the text of request %s could not be made", name)
+            self._fail(sequence, InternalError(f"request {name} failed in the worker"))
+            return
+        sequence.mailbox.put(TokensGenerated([token], text))
+        if reason:
+            self._finish(sequence, reason)
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        record = sequence.record
+        num_output = len(sequence.output_ids)
+        now = self._clock()
+        record.finish_reason = reason
+        record.matched_stop = sequence.output_text.matched_stop or ""
+        record.ttft_s = sequence.first_token_at - sequence.arrived_at
+        record.tpot_s = (now - sequence.first_token_at) / (num_output - 1) if num_output > 1 else 0.0
+        self._offer_history(sequence)
+        self._leave(sequence)
+        self._close(sequence, outcome="finished")
+        sequence.mailbox.put(Finished(record))
+
+    def _offer_history(self, sequence: Sequence) -> None:
+        if not self._description.is_cache_enabled:
+            return
+        run = sequence.run
+        history = run.token_ids + sequence.output_ids
+        tokens = run.tokens + token_bytes(sequence.output_ids)
+        self.recomputer.offer(CanonicalRun(history, tokens, run.root), num_known=len(run))
+
+    def _fail(self, sequence: Sequence, error: PrefixCacheError) -> None:
+        self._leave(sequence)
+        self._close(sequence, outcome="failed")
+        sequence.mailbox.put(error)
+
+    def _fail_all(self, error: PrefixCacheError) -> None:
+        for sequence in self.scheduler.take_all():
+            self._close(sequence, outcome="failed")
+            sequence.mailbox.put(error)
+        for sequence in list(self.scheduler.running):
+            self._fail(sequence, error)
+
+    def _reap(self) -> None:
+        for sequence in [sequence for sequence in self.scheduler.running if sequence.is_abandoned]:
+            self._leave(sequence)
+            self._close(sequence, outcome="cancelled")
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Give up what a running sequence has; no operation is under way on it."""
+        self._canonical.end(sequence.run, self._slots)
+        self.scheduler.remove(sequence)
+
+    def _close(self, sequence: Sequence, *, outcome: str) -> None:
+        sequence.phase = Phase.ENDED
+        record = sequence.record
+        record.outcome = outcome
+        record.model = self._description.model
+        record.completion_tokens = len(sequence.output_ids)
+        record.cache_creation_tokens = sequence.run.num_published * self._limits.block_size
+        record.total_s = self._clock() - sequence.arrived_at
+        self.ledger.close(record)
+        logger.info("request %s %s", record.request_id, outcome, extra={"record": record.log_fields()})
+
+    async def _wait_for_work(self) -> None:
+        if self._num_iterations - self._collected_at >= ITERATIONS_BETWEEN_COLLECTIONS:
+            self._collected_at = self._num_iterations
+            gc.collect()
+        self._wake.clear()
+        await self._wake.wait()
