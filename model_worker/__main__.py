@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--no-cache", action="store_true", help="cache no prefixes")
     flags.add_argument("--threads", type=_positive, help="CPU threads of the model; all by default")
     flags.add_argument("--grace", type=_seconds, default=30.0, metavar="SECONDS", help="for running requests at stop")
+    flags.add_argument("--stop-at-eof", action="store_true", help="stop when standard input is closed")
     flags.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     flags.add_argument("--log-format", choices=("text", "json"), default="text")
     return flags
@@ -94,6 +95,7 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
         is_cache_enabled=not arguments.no_cache,
         num_threads=arguments.threads,
         grace_s=arguments.grace,
+        stops_at_eof=arguments.stop_at_eof,
     )
 
 
@@ -125,6 +127,8 @@ async def serve(worker: "Worker", settings: WorkerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    if settings.stops_at_eof:
+        loop.add_reader(sys.stdin.fileno(), _read_to_eof, stopping)
     server = Server(worker.engine, listen=settings.listen, insecure=settings.is_insecure)
     await worker.engine.start()
     try:
@@ -141,6 +145,13 @@ async def serve(worker: "Worker", settings: WorkerSettings) -> None:
     if not stopping.is_set():
         raise InternalError("the engine's loop failed, see above; start the worker again")
     logger.info("stopped")
+
+
+def _read_to_eof(stopping: asyncio.Event) -> None:
+    """Take what standard input has; at its end, whoever started this process is gone."""
+    if not os.read(sys.stdin.fileno(), 4_096):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        stopping.set()
 
 
 async def _first(*waits: Coroutine[Any, Any, object]) -> None:

@@ -29,3 +29,4 @@ class WorkerSettings:
     is_cache_enabled: bool = True
     num_threads: int | None = None
     grace_s: float = 30.0
+    stops_at_eof: bool = False

@@ -26,11 +26,12 @@ def start_worker(tiny_folder: Path, tmp_path: Path) -> Iterator[StartWorker]:
     """Starts worker processes on the tiny model; ends them after the test."""
     processes: list[Process] = []
 
-    def start(*flags: str, model: str | None = None) -> Process:
+    def start(*flags: str, model: str | None = None, stdin: int = subprocess.DEVNULL) -> Process:
         command = [sys.executable, "-m", "model_worker", "--model", model or str(tiny_folder), "--device", "cpu"]
         command += ["--listen", "127.0.0.1:0", "--l1-bytes", "1MB", "--threads", "1", *flags]
         environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, text=True, env=environment, **pipes)
         processes.append(process)
         return process
 
@@ -175,3 +176,12 @@ def test_every_flag_reaches_its_setting() -> None:
     assert (settings.max_model_len, settings.max_num_seqs, settings.max_waiting) == (2, 3, 0)
     assert (settings.default_max_new_tokens, settings.l1_bytes, settings.block_size) == (4, 5000, 6)
     assert (settings.num_threads, settings.grace_s) == (7, 8.5)
+
+
+def test_a_worker_told_to_stops_at_the_end_of_its_input(start_worker: StartWorker) -> None:
+    process = start_worker("--stop-at-eof", stdin=subprocess.PIPE)
+    ready(process)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.stdin = None
+    assert ended(process)[0] == 0

@@ -1,7 +1,8 @@
 """A worker as a child process: started, awaited until it serves, always stopped.
 
 The child has its own session, so that a Ctrl-C of the terminal reaches it only
-through here, once.
+through here, once. It holds the other end of a pipe and stops when this process is
+gone, however that went.
 """
 
 import importlib.util
@@ -36,8 +37,8 @@ class WorkerProcess:
     def __init__(self, arguments: Sequence[str], *, log: IO[bytes] | None = None) -> None:
         require_worker_packages()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "model_worker", *arguments],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "model_worker", *arguments, "--stop-at-eof"],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -78,8 +79,9 @@ class WorkerProcess:
             self.kill()
             raise
         code = self.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for pipe in (self._process.stdout, self._process.stdin):
+            assert pipe is not None
+            pipe.close()
         return code
 
     def __enter__(self) -> "WorkerProcess":

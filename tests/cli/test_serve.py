@@ -1,5 +1,6 @@
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ def test_a_second_signal_kills_a_worker_that_does_not_stop(spawn: Spawn, record:
     assert not is_running(record)
 
 
+def test_a_worker_does_not_outlive_a_killed_parent(spawn: Spawn, record: Path) -> None:
+    process, _ = start(spawn)
+    process.kill()
+    process.wait(20)
+    for _ in range(200):
+        if not is_running(record):
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker goes on without its parent")
+
+
 def test_the_exit_code_is_the_workers(spawn: Spawn) -> None:
     process, _ = start(spawn, model="exit-9")
     process.send_signal(signal.SIGTERM)
@@ -92,7 +104,7 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
 def test_what_is_not_given_is_left_to_the_worker(spawn: Spawn, record: Path) -> None:
     start(spawn)
     names = {flag for flag in json.loads(record.read_text())["flags"] if flag.startswith("--")}
-    assert names == {"--model", "--listen", "--device"}
+    assert names == {"--model", "--listen", "--device", "--stop-at-eof"}
 
 
 @pytest.mark.parametrize(
