@@ -9,7 +9,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -146,7 +146,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def report(rows: list[dict[str, float]], notes: dict[str, object], *, output: str) -> None:
+def report(rows: Sequence[Mapping[str, float | str]], notes: dict[str, object], *, output: str) -> None:
     """Print rows of figures as a table or as one JSON object."""
     if output == "json":
         print(json.dumps({"machine": machine(), **notes, "rows": rows}, indent=1))
@@ -155,7 +155,7 @@ def report(rows: list[dict[str, float]], notes: dict[str, object], *, output: st
     for name in rows[0]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*(f"{value:.4g}" for value in row.values()))
+        table.add_row(*(value if isinstance(value, str) else f"{value:.4g}" for value in row.values()))
     console = Console(width=160)
     console.print(table)
     console.print({**machine(), **notes})
