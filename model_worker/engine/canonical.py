@@ -19,7 +19,7 @@ class CanonicalRun:
     """Progress of one token list through canonical prefill.
 
     ``tokens`` are the token bytes of ``token_ids``, ``root`` the scope root. The run owns
-    ``slot`` and ``lease`` from ``Canonical.begin`` to ``Canonical.end``; positions
+    ``slot`` and ``lease`` from ``Canonical.match`` to ``Canonical.end``; positions
     ``[0, num_computed)`` of the slot hold KV.
     """
 

@@ -12,8 +12,6 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from model_worker.engine.request import SamplingParams
 
-SEED_BITS = 63
-
 
 class Sampler:
     """Greedy, or temperature, then top-k, then top-p, in transformers' order and with its processors."""

@@ -413,7 +413,7 @@ class Finished(_message.Message):
     reason: Global___FinishReason.ValueType
     """Why it ended."""
     matched_stop: _builtins.str
-    """The stop text or the stop token's text that ended it, if one did."""
+    """The stop text that ended it; empty where something else did."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Token counts."""
@@ -493,7 +493,7 @@ class Timings(_message.Message):
     load_s: _builtins.float
     """Copying cached KV to where the model reads it."""
     prefill_s: _builtins.float
-    """From the first suffix token computed to the last."""
+    """Computing the prompt's suffix, its steps added up without what ran between."""
     ttft_s: _builtins.float
     """From the request's arrival at the engine to its first token."""
     tpot_s: _builtins.float
