@@ -19,9 +19,10 @@ from inspect import isasyncgen
 from typing import Any, Final, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
-from prefixcache.errors import DeadlineExceeded
+from prefixcache.errors import DeadlineExceeded, InvalidRequest
 from prefixcache.rpc.status import REQUEST_ID_KEY, to_status
 
 MAX_REQUEST_ID_CHARS: Final = 64
@@ -68,7 +69,7 @@ class RequestInterceptor(aio.ServerInterceptor):
         given = _given_request_id(handler_call_details.invocation_metadata)
         request_id = given or self._new_request_id()
         call = _Call(handler_call_details.method, request_id)
-        return None if handler is None else wrap_handler(handler, call.around)
+        return None if handler is None else wrap_handler(_parsing(handler), call.around)
 
 
 class _Call:
@@ -132,6 +133,28 @@ def wrap_handler(handler: Handler, around: Around) -> Handler:
     if handler.unary_stream is not None:
         return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream, around), *codec)
     return handler
+
+
+def _parsing(handler: Handler) -> Handler:
+    """Take requests as bytes and parse them inside the behaviour, where a failure gets its status and id."""
+    parse, serialize = handler.request_deserializer, handler.response_serializer
+    unary, stream = handler.unary_unary, handler.unary_stream
+    if unary is not None:
+        return grpc.unary_unary_rpc_method_handler(
+            lambda data, context: unary(_parsed(parse, data), context), None, serialize
+        )
+    if stream is not None:
+        return grpc.unary_stream_rpc_method_handler(
+            lambda data, context: stream(_parsed(parse, data), context), None, serialize
+        )
+    return handler
+
+
+def _parsed(parse: Callable[[bytes], Any] | None, data: bytes) -> object:
+    try:
+        return data if parse is None else parse(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request is no message of this call: {error}; send valid protobuf") from error
 
 
 def _unary(

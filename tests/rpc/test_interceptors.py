@@ -8,11 +8,13 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
+from prefixcache.errors import InvalidRequest
 from prefixcache.pb.v1 import admin_pb2, worker_pb2
 from prefixcache.rpc.interceptors import MAX_REQUEST_ID_CHARS, current_request_id
 from prefixcache.rpc.status import REQUEST_ID_KEY
-from tests.rpc.wire import Worker, until
+from tests.rpc.wire import Worker, call_raw, error_of, until
 
+NO_MESSAGES = [b"\xff\xff\xff", b"\x0a\x05\x0a\x03\xff\xfe\x80", b"\x0a\x05\x0a\x03\xed\xa0\x80", b"\x0a"]
 GENERATE = worker_pb2.GenerateRequest(prompt=worker_pb2.Prompt(text="hello"))
 EMPTY = worker_pb2.GenerateRequest()
 
@@ -110,3 +112,14 @@ async def test_status_of_another_service_passes_unchanged(worker: Worker) -> Non
     with pytest.raises(grpc.RpcError) as caught:
         await call
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("method", ["ModelWorker/Generate", "ModelWorker/Tokenize", "PrefixCache/Lookup"])
+@pytest.mark.parametrize("data", NO_MESSAGES)
+async def test_bytes_that_are_no_message_are_an_invalid_request(
+    worker: Worker, method: str, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = await error_of(call_raw(worker.address, method, data))
+    assert type(error) is InvalidRequest
+    assert "no message of this call" in str(error)
+    assert not any(record.exc_info for record in caplog.records)
