@@ -18,6 +18,7 @@ from prefixcache.cli.options import (
     SystemOption,
     TemperatureOption,
     TimeoutOption,
+    TopKOption,
     TopPOption,
     connect,
 )
@@ -34,6 +35,7 @@ def chat(
     system: SystemOption = None,
     max_new_tokens: MaxNewTokensOption = 512,
     temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,
     seed: SeedOption = None,
     cache_salt: SaltOption = "",
@@ -48,6 +50,7 @@ def chat(
     options: GenerateOptions = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
+        "top_k": top_k,
         "top_p": top_p,
         "seed": seed,
         "cache_salt": cache_salt,

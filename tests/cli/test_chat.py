@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import time
@@ -10,6 +11,8 @@ from prefixcache import InvalidRequest
 from prefixcache.pb.v1 import worker_pb2
 from tests.cli.conftest import Run, Spawn
 from tests.fakes.recording_servicer import RecordingServicer, finished_stream
+
+PATIENCE_S = 20.0
 
 
 def conversations(servicer: RecordingServicer) -> list[list[tuple[str, str]]]:
@@ -36,6 +39,13 @@ def test_every_turn_shows_its_cached_tokens(run: Run) -> None:
 def test_reset_starts_over_but_keeps_the_system_message(run: Run, servicer: RecordingServicer) -> None:
     run("chat", "--system", "s", stdin="a\n/reset\nb\n")
     assert conversations(servicer)[1] == [("system", "s"), ("user", "b")]
+
+
+def test_every_turn_is_drawn_as_asked(run: Run, servicer: RecordingServicer) -> None:
+    run("chat", "--temperature=0.5", "--top-k=3", "--top-p=0.25", "--seed=7", stdin="a\nb\n")
+    for request in servicer.requests("Generate"):
+        sampling = request.sampling
+        assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 7)
 
 
 def test_quit_leaves_before_the_rest(run: Run, servicer: RecordingServicer) -> None:
@@ -72,17 +82,30 @@ class Terminal:
         self.shown = ""
 
     def await_text(self, text: str) -> None:
-        end = time.monotonic() + 20
-        while text not in self.shown:
-            assert time.monotonic() < end, self.shown
-            self.shown += os.read(self._ours, 1000).decode()
+        assert self.is_shown(text, within_s=PATIENCE_S), self.shown
         self.shown = self.shown.partition(text)[2]
+
+    def is_shown(self, text: str, *, within_s: float) -> bool:
+        end = time.monotonic() + within_s
+        while text not in self.shown:
+            if not select.select([self._ours], [], [], max(0.0, end - time.monotonic()))[0]:
+                return False
+            self.shown += os.read(self._ours, 1000).decode()
+        return True
+
+    def interrupt_until(self, text: str) -> None:
+        """Send SIGINT until ``text`` is shown: one that comes just before readline waits is noticed only later."""
+        for _ in range(int(PATIENCE_S)):
+            self.process.send_signal(signal.SIGINT)
+            if self.is_shown(text, within_s=1.0):
+                break
+        self.await_text(text)
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
     def leave(self) -> int:
-        code = self.process.wait(20)
+        code = self.process.wait(PATIENCE_S)
         os.close(self._ours)
         return code
 
@@ -107,8 +130,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(spawn: Spawn, servicer: Recor
 def test_ctrl_c_at_the_prompt_says_how_to_leave(spawn: Spawn, address: str) -> None:
     terminal = Terminal(spawn, address)
     terminal.await_text("> ")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.await_text("/quit or Ctrl-D leaves")
+    terminal.interrupt_until("/quit or Ctrl-D leaves")
     terminal.await_text("> ")
     terminal.type("/quit\n")
     assert terminal.leave() == 0
