@@ -8,7 +8,7 @@ from prefixcache.cache import PrefixCache
 from prefixcache.core.radix import RadixIndex
 from tests.e2e.lab import NUM_SLOTS, Lab, assert_hit_has_cold_bits, assert_same_bits, demo_prompt
 
-NUM_LONG_TOKENS = 136
+NUM_LONG_TOKENS = 100
 SHORT_PROMPT_TOKENS = 60
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 )
 async def test_prompt_around_whole_blocks_has_cold_bits(lab: Lab, num_blocks: int, excess: int) -> None:
     num_tokens = num_blocks * lab.block_size + excess
-    prompt = demo_prompt(lab, 0)[:num_tokens]
+    prompt = demo_prompt(lab, 2)[:num_tokens]
     await lab.cold(prompt)
     await lab.answer(prompt)
     await assert_hit_has_cold_bits(lab, prompt, num_blocks=(num_tokens - 1) // lab.block_size)
 
 
 async def test_wholly_cached_prompt_has_cold_bits(lab: Lab) -> None:
-    longer = demo_prompt(lab, 0)
+    longer = demo_prompt(lab, 2)
     prompt = longer[: 2 * lab.block_size]
     await lab.cold(prompt)
     await lab.empty()
@@ -58,7 +58,7 @@ async def test_long_output_in_a_crowd_has_the_bits_of_one_alone_in_both_dtypes(l
 
 async def test_constant_hash_changes_nothing_but_the_hit_rate(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     size = lab.block_size
-    text = demo_prompt(lab, 20)
+    text = demo_prompt(lab, 0)
     x, y, z, tail = text[:size], text[size : 2 * size], text[2 * size : 3 * size], text[3 * size :][:9]
     cold = await lab.cold(x + y + tail)
     await lab.empty()

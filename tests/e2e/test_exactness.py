@@ -6,7 +6,7 @@ sample of the rest; the whole product over both dtypes is marked slow.
 
 import pytest
 
-from tests.e2e.lab import NUM_SLOTS, Lab, chosen_prompts, demo_prompt
+from tests.e2e.lab import NUM_PROMPTS, NUM_SLOTS, NUM_TOKENS, Lab, chosen_prompts, demo_prompt
 from tests.e2e.product import (
     check_crowd,
     check_every_slot,
@@ -14,8 +14,9 @@ from tests.e2e.product import (
     check_prefix_of_another_at_every_boundary,
 )
 
-NUM_PROMPTS = 40
-SAMPLE = (0, 2, 20)
+NUM_TOKENS_BY_DEFAULT = 4
+SAMPLE = (0, 2)
+SHORT = 90
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -25,7 +26,7 @@ each_crowd = pytest.mark.parametrize("first", range(0, NUM_PROMPTS, NUM_SLOTS))
 
 @each_prompt
 async def test_every_boundary_has_cold_bits(bf16: Lab, number: int) -> None:
-    await check_own_prefix_at_every_boundary(bf16, demo_prompt(bf16, number))
+    await check_own_prefix_at_every_boundary(bf16, demo_prompt(bf16, number), num_tokens=NUM_TOKENS_BY_DEFAULT)
 
 
 @pytest.mark.parametrize("number", SAMPLE)
@@ -34,19 +35,18 @@ async def test_prefix_of_another_request_has_cold_bits(lab: Lab, number: int) ->
 
 
 async def test_every_slot_has_cold_bits(lab: Lab) -> None:
-    await check_every_slot(lab, demo_prompt(lab, 2))
+    await check_every_slot(lab, demo_prompt(lab, 2)[:SHORT])
 
 
 async def test_crowd_has_cold_bits(lab: Lab) -> None:
-    await check_crowd(lab, [demo_prompt(lab, number) for number in range(NUM_SLOTS)], turn=2)
+    await check_crowd(lab, [demo_prompt(lab, number)[: SHORT + number] for number in range(NUM_SLOTS)], turn=1)
 
 
 @pytest.mark.slow
 @each_prompt
 async def test_product_alone(lab: Lab, number: int) -> None:
     prompt = demo_prompt(lab, number)
-    if lab.dtype != "bfloat16":
-        await check_own_prefix_at_every_boundary(lab, prompt)
+    await check_own_prefix_at_every_boundary(lab, prompt, num_tokens=NUM_TOKENS)
     await check_prefix_of_another_at_every_boundary(lab, prompt, first_slot=number)
 
 
