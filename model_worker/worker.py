@@ -89,6 +89,11 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
             f"--max-model-len {longest} is more than the {model.max_positions} positions model {model.name!r} was "
             f"made for; lower it"
         )
+    if model.layout.block_size > model.max_positions:
+        raise ConfigError(
+            f"--block-size {model.layout.block_size} is more than the {model.max_positions} positions model "
+            f"{model.name!r} was made for, so no block could ever be filled; lower it"
+        )
     return EngineLimits(
         block_size=model.layout.block_size,
         max_model_len=longest,

@@ -87,6 +87,11 @@ def test_more_tokens_than_the_model_has_positions_are_refused(build_tiny: Build)
         build_tiny(max_model_len=513)
 
 
+def test_blocks_longer_than_the_model_has_positions_are_refused(build_tiny: Build) -> None:
+    with pytest.raises(ConfigError, match="--block-size 513 is more than the 512 positions"):
+        build_tiny(block_size=513)
+
+
 def test_a_plan_beyond_the_memory_is_refused_before_anything_is_taken(
     build_tiny: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
