@@ -52,8 +52,11 @@ def convert_gguf(gguf: Path, *, dtype: str, target: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
     except Exception as error:
         raise ConfigError(f"cannot read the model in {gguf}: {error}; get the file again") from error
-    model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    try:
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+    except Exception as error:  # safetensors and tokenizers have errors of their own for a full disk
+        raise OSError(f"{target} cannot be written: {error}") from error
 
 
 def load_folder(

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model_worker.models import conversion, loading
 from model_worker.models.catalog import ModelSource
@@ -176,3 +178,21 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match=r"cannot read the model in .*bad\.gguf"):
         loading._folder_of(ModelSource("bad", tmp_path, "bad.gguf"), "bfloat16")
+
+
+class Unsavable:
+    """A model or tokenizer whose files do not fit on the disk."""
+
+    def save_pretrained(self, target: Path) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+def test_a_full_disk_names_the_setting_and_leaves_nothing(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for loader in (AutoModelForCausalLM, AutoTokenizer):
+        monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: Unsavable())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=r"No space left.*set XDG_CACHE_HOME to a folder with space"):
+        loading._folder_of(ModelSource("tiny", gguf.parent, gguf.name), "bfloat16")
+    assert list(cache_folder().iterdir()) == []
