@@ -10,7 +10,7 @@ from prefixcache.cli.options import (
     TimeoutOption,
     connect,
 )
-from prefixcache.cli.output import print_json
+from prefixcache.cli.output import blocks, print_json
 from prefixcache.config import format_size
 
 
@@ -25,4 +25,4 @@ def clear(
     if output is OutputFormat.JSON:
         print_json(cleared)
         return
-    typer.echo(f"cleared {cleared.cleared_blocks} blocks ({format_size(cleared.cleared_bytes)})")
+    typer.echo(f"cleared {blocks(cleared.cleared_blocks)} ({format_size(cleared.cleared_bytes)})")

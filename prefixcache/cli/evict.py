@@ -13,7 +13,7 @@ from prefixcache.cli.options import (
     connect,
     size_bytes,
 )
-from prefixcache.cli.output import print_json
+from prefixcache.cli.output import blocks, print_json
 from prefixcache.config import format_size
 
 
@@ -32,6 +32,6 @@ def evict(
         print_json(evicted)
         return
     typer.echo(
-        f"evicted {evicted.evicted_blocks} blocks ({format_size(evicted.evicted_bytes)}); "
+        f"evicted {blocks(evicted.evicted_blocks)} ({format_size(evicted.evicted_bytes)}); "
         f"{format_size(evicted.used_bytes)} remain"
     )

@@ -37,6 +37,15 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole_s} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def blocks(number: int) -> str:
+    """A number of blocks in words.
+
+    >>> blocks(1), blocks(12_000)
+    ('1 block', '12,000 blocks')
+    """
+    return f"{number:,} block{'' if number == 1 else 's'}"
+
+
 def percent(share: float) -> str:
     """A share of 1 in percent.
 
