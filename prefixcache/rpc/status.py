@@ -80,6 +80,7 @@ def from_rpc_error(error: grpc.RpcError, *, address: str = "") -> errors.PrefixC
 
 
 def _unreachable(error: grpc.RpcError, *, where: str, details: str) -> str:
+    details = details.rpartition("Failed to connect to remote host: ")[2]
     if _has_request_id(error, "initial_metadata"):
         return f"the connection to the worker{where} broke before its answer was complete ({details}); try again"
     return f"no worker answers{where} ({details}); start a worker with `prefixcache serve`"
