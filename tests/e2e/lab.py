@@ -25,7 +25,6 @@ DEMO_MODEL = "smollm2-135m"
 NUM_TOKENS = 8
 NUM_SLOTS = 8
 NUM_PROMPTS = 40
-MAX_CUT_TOKENS = 240
 PATIENCE_S = 60.0
 
 
@@ -173,13 +172,8 @@ def chosen_prompts() -> list[Prompt]:
 
 
 def demo_prompt(lab: Lab, number: int) -> list[int]:
-    """Chosen prompt ``number`` as tokens, 2 to 10 blocks.
-
-    A prompt of n blocks costs n * n / 2 to try at each boundary, so only the last is whole.
-    """
+    """Chosen prompt ``number`` as tokens, 2 to 10 blocks."""
     encoded = lab.encode(chosen_prompts()[number].text)
-    if number < NUM_PROMPTS - 1:
-        encoded = encoded[:MAX_CUT_TOKENS]
     assert 2 <= len(encoded) / lab.block_size <= 10
     return encoded
 
