@@ -9,7 +9,7 @@ from prefixcache.config import format_size
 from prefixcache.errors import ConfigError
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-PROCESS_BYTES = 600 << 20
+PROCESS_BYTES = 800 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def chat(
     system: SystemOption = None,
-    max_new_tokens: MaxNewTokensOption = 512,
+    max_new_tokens: MaxNewTokensOption = None,
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,

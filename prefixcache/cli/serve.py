@@ -23,12 +23,16 @@ def serve(
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and answer.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once.")] = None,
     max_waiting: Annotated[int | None, typer.Option(min=0, help="Requests that may wait.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="For requests that set none.")] = None,
     l1_bytes: Annotated[
         int | None, typer.Option(parser=size_bytes, metavar="SIZE", help="Memory for cached blocks, such as 2GB.")
     ] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens in a cache block.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Cache no prefixes.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model.")] = None,
+    grace: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="For running requests when stopping.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow listening beyond this machine.")] = False,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="Such as info or warning.")] = None,
     log_format: Annotated[Literal["text", "json"] | None, typer.Option(help="Lines of the log.")] = None,
@@ -46,10 +50,12 @@ def serve(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_waiting=max_waiting,
+        max_new_tokens=max_new_tokens,
         l1_bytes=l1_bytes,
         block_size=block_size,
         no_cache=no_cache,
         threads=threads,
+        grace=grace,
         insecure=insecure,
         log_level=log_level,
         log_format=log_format,

@@ -88,6 +88,8 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
         "--max-model-len": "100",
         "--max-num-seqs": "2",
         "--max-waiting": "3",
+        "--max-new-tokens": "9",
+        "--grace": "2.5",
         "--l1-bytes": "1GB",
         "--block-size": "16",
         "--threads": "2",
