@@ -65,7 +65,7 @@ def serve(
     raise typer.Exit(_run(arguments, output=output))
 
 
-def worker_arguments(**flags: str | int | bool | None) -> list[str]:
+def worker_arguments(**flags: str | float | bool | None) -> list[str]:
     """Write the worker's flags; those that are None or False are left out.
 
     >>> worker_arguments(model="m", max_num_seqs=4, no_cache=True, dtype=None)

@@ -96,6 +96,7 @@ def test_blocks_go_through_cells_without_losing_a_bit(dtype: torch.dtype) -> Non
     source, target = pool.take(), pool.take()
     for slot in (source, target):
         pool.grow(slot, 12)
+        slot.kv.zero_()
     source.kv.copy_(random_kv(source.kv.shape, dtype))
     places = [4, 0, 2]
     for block, cell in enumerate(places):
