@@ -9,7 +9,7 @@ from google.protobuf.message import Message as WireMessage
 from grpc_health.v1 import health_pb2
 
 from prefixcache.client.aio_stream import AsyncGenerationStream
-from prefixcache.client.connection import Connection, Stubs
+from prefixcache.client.connection import Connection, Stubs, check_request_id
 from prefixcache.client.messages import generate_request, read, set_field, wire_prompt
 from prefixcache.client.options import GenerateOptions, GenerateSettings
 from prefixcache.client.retry import Retrier, RetryPolicy
@@ -60,6 +60,7 @@ class AsyncClient:
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerationStream:
         """Generate and give the answer piece by piece; the call starts with the first iteration."""
         settings = GenerateSettings(**options)
+        check_request_id(settings.request_id)
         return AsyncGenerationStream(
             self._connection,
             generate_request(prompt, settings),

@@ -4,6 +4,7 @@ Owned by one event loop, the one that makes the first call.
 """
 
 import asyncio
+import math
 import os
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -12,15 +13,17 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from prefixcache.client.retry import Retrier
-from prefixcache.errors import ConfigError, PrefixCacheError, RequestCancelled
+from prefixcache.errors import ConfigError, InvalidRequest, PrefixCacheError, RequestCancelled
 from prefixcache.pb.v1 import admin_pb2_grpc, cache_pb2_grpc, worker_pb2_grpc
-from prefixcache.rpc.status import from_rpc_error
+from prefixcache.rpc.status import MAX_REQUEST_ID_CHARS, from_rpc_error, is_request_id
 
 _Result = TypeVar("_Result")
 
 HealthCheck = grpc.aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
+LONGEST_TIMEOUT_S: Final = 1e9
+MAX_PORT: Final = 65_535
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -30,6 +33,24 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_http_proxy", 0),
 )
+
+
+def check_request_id(request_id: object) -> None:
+    """Raise InvalidRequest for an id that a worker would replace by its own; None is none."""
+    if request_id is not None and not is_request_id(request_id):
+        raise InvalidRequest(
+            f"request_id is {request_id!r:.200}; give 1 to {MAX_REQUEST_ID_CHARS} letters, digits or ._:- "
+            "or leave it out"
+        )
+
+
+def _sendable(timeout_s: object) -> float | None:
+    """The timeout as gRPC can send it: none where it is longer than any call."""
+    if timeout_s is None:
+        return None
+    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+        raise InvalidRequest(f"timeout is {timeout_s!r:.200}; give a number of seconds, or None for no deadline")
+    return None if timeout_s > LONGEST_TIMEOUT_S else timeout_s
 
 
 class Stubs:
@@ -52,6 +73,9 @@ class Connection:
     def __init__(self, address: str, *, retrier: Retrier) -> None:
         if not address:
             raise ConfigError("the worker's address is empty; give host:port, such as 127.0.0.1:50051")
+        _, colon, port = address.rpartition(":")
+        if colon and port.isdecimal() and int(port) > MAX_PORT:  # gRPC would call another port
+            raise ConfigError(f"the worker's address is {address!r}; give a port from 1 to {MAX_PORT}")
         self.address = address
         self._retrier = retrier
         self._channel: grpc.aio.Channel | None = None
@@ -64,7 +88,7 @@ class Connection:
         self, attempt: Callable[[Stubs, float | None], Awaitable[_Result]], *, timeout_s: float | None
     ) -> _Result:
         """Run ``attempt(stubs, seconds left)`` with retries; gRPC's errors come out as those of this package."""
-        stubs = self._open()
+        stubs, timeout_s = self._open(), _sendable(timeout_s)
         try:
             return await self._retrier.run(lambda remaining_s: attempt(stubs, remaining_s), timeout_s=timeout_s)
         except grpc.aio.AioRpcError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,9 +22,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from prefixcache.errors import DeadlineExceeded, InvalidRequest
-from prefixcache.rpc.status import REQUEST_ID_KEY, to_status
-
-MAX_REQUEST_ID_CHARS: Final = 64
+from prefixcache.rpc.status import REQUEST_ID_KEY, is_request_id, to_status
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic for type checkers alone
@@ -33,7 +30,6 @@ Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler
 Around: TypeAlias = Callable[[Context], AbstractAsyncContextManager[None]]
 
 _REQUEST_ID: Final = ContextVar("request_id", default="")
-_VALID_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 # A caller's own timer may reset the stream a moment before the deadline is reached on this side.
 _DEADLINE_SLACK_S: Final = 0.1
 _LOGGER: Final = logging.getLogger(__name__)
@@ -209,4 +205,4 @@ async def _finish(closing: Coroutine[object, object, None]) -> None:
 
 def _given_request_id(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
     values = (value for key, value in metadata or () if key == REQUEST_ID_KEY)
-    return next((v for v in values if isinstance(v, str) and _VALID_REQUEST_ID.fullmatch(v)), None)
+    return next((value for value in values if isinstance(value, str) and is_request_id(value)), None)

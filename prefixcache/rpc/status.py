@@ -6,6 +6,7 @@ the request id in its trailing metadata, which tells it from a broken
 connection.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -14,6 +15,7 @@ import grpc
 from prefixcache import errors
 
 REQUEST_ID_KEY: Final = "x-request-id"
+MAX_REQUEST_ID_CHARS: Final = 64
 
 # gRPC drops trailing metadata above 8 KiB, and percent-encodes a character to up to 12 bytes.
 MAX_MESSAGE_CHARS: Final = 600
@@ -44,6 +46,14 @@ ERROR_OF: Final[dict[grpc.StatusCode, type[errors.PrefixCacheError]]] = {
     grpc.StatusCode.UNKNOWN: errors.InternalError,
     **{code: error for error, code in reversed(STATUS_OF.items())},
 }
+
+
+_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
+
+
+def is_request_id(value: object) -> bool:
+    """Whether a worker takes ``value`` as a caller's request id: 1 to 64 letters, digits or ``._:-``."""
+    return isinstance(value, str) and _REQUEST_ID.fullmatch(value) is not None
 
 
 def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, str]:

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import grpc
@@ -154,6 +155,34 @@ def test_no_timeout_means_no_deadline(servicer: RecordingServicer, address: str)
         client.stats()
     left_s = servicer.calls[0].timeout_s
     assert left_s is None or left_s > 10**6
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 1e12])
+def test_a_timeout_longer_than_any_call_is_no_deadline(
+    servicer: RecordingServicer, address: str, timeout: float
+) -> None:
+    with Client(address, timeout=timeout) as client:
+        client.stats()
+        client.generate("x", timeout=timeout)
+    assert all((call.timeout_s or math.inf) > 1e9 for call in servicer.calls)
+
+
+@pytest.mark.parametrize("timeout", [math.nan, "5"])
+def test_a_timeout_that_is_no_number_is_an_invalid_request(client: Client, timeout: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"timeout is {timeout!r}; give a number of seconds"):
+        client.generate("x", timeout=timeout)
+
+
+@pytest.mark.parametrize("request_id", ["", "a b", "a\nb", "é", "x" * 65, b"x", 7])
+def test_a_request_id_the_worker_would_not_take_is_an_invalid_request(client: Client, request_id: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"request_id is .*; give 1 to 64 letters"):
+        client.generate("x", request_id=request_id)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "[::1]:65536"])
+def test_a_port_that_cannot_be_is_a_config_error(address: str) -> None:
+    with pytest.raises(ConfigError, match="give a port from 1 to 65535"):
+        Client(address)
 
 
 def test_an_empty_address_is_a_config_error() -> None:

@@ -10,8 +10,8 @@ from grpc_health.v1 import health_pb2
 
 from prefixcache.errors import InvalidRequest
 from prefixcache.pb.v1 import admin_pb2, worker_pb2
-from prefixcache.rpc.interceptors import MAX_REQUEST_ID_CHARS, current_request_id
-from prefixcache.rpc.status import REQUEST_ID_KEY
+from prefixcache.rpc.interceptors import current_request_id
+from prefixcache.rpc.status import MAX_REQUEST_ID_CHARS, REQUEST_ID_KEY
 from tests.rpc.wire import Worker, call_raw, error_of, until
 
 NO_MESSAGES = [b"\xff\xff\xff", b"\x0a\x05\x0a\x03\xff\xfe\x80", b"\x0a\x05\x0a\x03\xed\xa0\x80", b"\x0a"]
