@@ -46,6 +46,11 @@ def exits_by_code(verb: Callable[_Parameters, None]) -> Callable[_Parameters, No
         except PrefixCacheError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(exit_code(error)) from None
+        except BrokenPipeError:
+            raise  # whoever read the output has enough; typer ends quietly
+        except OSError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(ExitCode.FAILED) from None
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None

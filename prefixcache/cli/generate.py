@@ -1,6 +1,5 @@
 """``prefixcache generate``: one prompt, one answer."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -81,7 +80,6 @@ def generate(
 def _print_stream(stream: "GenerationStream") -> None:
     with stream:
         for chunk in stream:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
+            typer.echo(chunk.text, nl=False, color=True)
     typer.echo()
     typer.echo(summary(stream.result), err=True)

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 def typed_text(text: str) -> str:
     """The text itself, or all of stdin for ``-``."""
-    return read_stdin(sys.stdin.read) if text == "-" else text
+    if text != "-":
+        return text
+    if sys.stdin is None:  # the parent process closed it
+        raise typer.BadParameter("stdin is closed; give the text as an argument")
+    return read_stdin(sys.stdin.read)
 
 
 def read_stdin(read: Callable[[], str]) -> str:

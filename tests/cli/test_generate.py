@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,23 @@ def test_ctrl_c_stops_the_request_with_exit_code_130(spawn: Spawn, servicer: Rec
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=20)
     assert (process.returncode, stderr) == (130, "interrupted\n")
+
+
+def test_an_answer_that_cannot_be_written_is_one_line(spawn: Spawn, address: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        process = spawn("generate", "hi", "--address", address, stdout=full)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (1, "error: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "text", "code", "said"), [(0, "-", 2, "stdin is closed"), (1, "hi", 0, "10 prompt tokens")]
+)
+def test_a_stream_that_the_parent_closed_is_no_fault(
+    spawn: Spawn, address: str, descriptor: int, text: str, code: int, said: str
+) -> None:
+    process = spawn("generate", text, "--address", address, preexec_fn=lambda: os.close(descriptor))
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert said in err
+    assert "Traceback" not in err
