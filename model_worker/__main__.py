@@ -26,11 +26,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("model_worker")
 
+MAX_THREADS = 1_024
+
 
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _threads(text: str) -> int:
+    number = _positive(text)
+    if number > MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_THREADS} threads")
     return number
 
 
@@ -70,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--l1-bytes", type=_size, default=1 << 30, metavar="SIZE", help="memory for cached blocks")
     flags.add_argument("--block-size", type=_positive, help="tokens in a block; 64 on CPU, 256 on CUDA")
     flags.add_argument("--no-cache", action="store_true", help="cache no prefixes")
-    flags.add_argument("--threads", type=_positive, help="CPU threads of the model; all by default")
+    flags.add_argument("--threads", type=_threads, help="CPU threads of the model; all by default")
     flags.add_argument("--grace", type=_seconds, default=30.0, metavar="SECONDS", help="for running requests at stop")
     flags.add_argument("--stop-at-eof", action="store_true", help="stop when standard input is closed")
     flags.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
