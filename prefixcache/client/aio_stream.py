@@ -112,7 +112,8 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
         except grpc.aio.AioRpcError as error:
             raise self._connection.translate(error) from None
         except asyncio.CancelledError:
-            if self._is_closed or self._connection.is_closed:
+            is_reader_cancelled = (task := asyncio.current_task()) is not None and task.cancelling() > 0
+            if not is_reader_cancelled and (self._is_closed or self._connection.is_closed):
                 raise RequestCancelled("the stream was closed before the answer was complete") from None
             await self.aclose()
             raise
