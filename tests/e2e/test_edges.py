@@ -8,7 +8,7 @@ from prefixcache.cache import PrefixCache
 from prefixcache.core.radix import RadixIndex
 from tests.e2e.lab import NUM_SLOTS, Lab, assert_hit_has_cold_bits, assert_same_bits, demo_prompt
 
-NUM_LONG_TOKENS = 100
+NUM_LONG_TOKENS = 76
 SHORT_PROMPT_TOKENS = 60
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -15,7 +15,7 @@ from tests.e2e.product import (
 )
 
 NUM_TOKENS_BY_DEFAULT = 4
-SAMPLE = (0, 2)
+SAMPLE = (2, 6)
 SHORT = 90
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
