@@ -1,7 +1,7 @@
 """Same request, same bits: tokens and logits of a hit are those of a cold run, whoever else is running.
 
 The default run takes every boundary of 40 prompts alone in bfloat16 and a fixed
-sample of the rest; the whole product over both dtypes is marked slow.
+sample of the rest; the rest of the product over both dtypes is marked slow.
 """
 
 import pytest
@@ -46,7 +46,8 @@ async def test_crowd_has_cold_bits(lab: Lab) -> None:
 @each_prompt
 async def test_product_alone(lab: Lab, number: int) -> None:
     prompt = demo_prompt(lab, number)
-    await check_own_prefix_at_every_boundary(lab, prompt, num_tokens=NUM_TOKENS)
+    if lab.dtype != "bfloat16":
+        await check_own_prefix_at_every_boundary(lab, prompt, num_tokens=NUM_TOKENS)
     await check_prefix_of_another_at_every_boundary(lab, prompt, first_slot=number)
 
 
