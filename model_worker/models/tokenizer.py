@@ -1,7 +1,8 @@
 """Text to tokens and back: the model's own template, and a stream decoder.
 
-Thread-safe: the tokenizers library releases the GIL and keeps no state between
-calls; a ``StreamDecoder`` belongs to one sequence.
+Thread-safe: the tokenizers library keeps no state between calls; a ``StreamDecoder``
+belongs to one sequence. It holds the GIL through ``encode`` and ``decode``, seconds
+for a long text, and releases it in the batch calls, which are therefore used.
 """
 
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ class PromptTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ``token_ids``, special tokens included."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+        return self._backend.decode_batch([list(token_ids)], skip_special_tokens=False)[0]
 
     def new_stream(self) -> StreamDecoder:
         """A decoder for one output."""
@@ -68,6 +69,6 @@ class PromptTokenizer:
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeError) as error:
-            raise InvalidRequest(f"the prompt is not valid Unicode: {error}; send well-formed text") from error
+            raise InvalidRequest("the prompt is not valid Unicode; send well-formed text") from error

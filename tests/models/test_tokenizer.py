@@ -1,3 +1,5 @@
+import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,3 +106,26 @@ def test_a_saved_tokenizer_is_the_same(tiny_folder: Path) -> None:
     saved = PromptTokenizer(AutoTokenizer.from_pretrained(tiny_folder))
     for text in TEXTS:
         assert saved.encode_text(text) == tokenizer().encode_text(text)
+
+
+@pytest.mark.parametrize("name", ["encode_text", "encode_rendered", "decode"])
+def test_other_threads_run_while_a_long_text_is_worked_on(name: str) -> None:
+    text = "plain words and the rest " * 40_000
+    argument = tokenizer().encode_text(text) if name == "decode" else text
+    work = getattr(tokenizer(), name)
+    started, ended = threading.Event(), threading.Event()
+
+    def run() -> None:
+        started.wait()
+        work(argument)
+        ended.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started.set()
+    num_turns = 0
+    while not ended.is_set():
+        time.sleep(0.001)
+        num_turns += 1
+    thread.join()
+    assert num_turns > 10
