@@ -78,7 +78,16 @@ class LoopThread:
 
 
 async def _start(function: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(_take_error)
     return await function()
+
+
+def _take_error(task: asyncio.Task[Any]) -> None:
+    """Count an error as seen: whoever was interrupted while waiting for the task does not come back for it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

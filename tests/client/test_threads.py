@@ -13,6 +13,7 @@ import pytest
 
 import prefixcache
 from prefixcache import AsyncClient, Client, ConfigError, RequestCancelled
+from prefixcache.client.loop_thread import LoopThread
 from tests.fakes.recording_servicer import RecordingServicer, Step, finished_stream, serving_in_thread
 
 ROOT = Path(prefixcache.__file__).parents[1]
@@ -95,6 +96,31 @@ def test_an_interrupt_while_waiting_cancels_the_call(servicer: RecordingServicer
     while not servicer.num_cancelled:
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_an_error_that_nobody_waits_for_any_more_makes_no_noise(caplog: pytest.LogCaptureFixture) -> None:
+    loop = LoopThread()
+    has_started = threading.Event()
+
+    async def fail_when_cancelled() -> None:
+        has_started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise RequestCancelled("the stream was closed") from None
+
+    def interrupt() -> None:
+        has_started.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(fail_when_cancelled)
+    thread.join()
+    loop.close(lambda: asyncio.sleep(0))
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_an_interrupted_client_can_go_on(servicer: RecordingServicer, client: Client) -> None:
