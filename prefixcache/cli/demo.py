@@ -12,7 +12,7 @@ from prefixcache.cli.demo_session import DemoSession, load_script
 from prefixcache.cli.options import FormatOption, OutputFormat, connect
 from prefixcache.cli.output import progress
 from prefixcache.cli.serve import DeviceOption, ModelOption, worker_arguments
-from prefixcache.cli.worker_process import WorkerProcess, terminations_as_interrupts
+from prefixcache.cli.worker_process import WorkerProcess, repeated_interrupts, terminations_as_interrupts
 from prefixcache.errors import EngineStopped, InternalError
 
 
@@ -28,7 +28,11 @@ def demo(
 ) -> None:
     """Start a worker, ask it real questions under one long system prompt, show what was reused, stop it."""
     report = DemoReport(is_text=output is OutputFormat.TEXT)
-    with terminations_as_interrupts(), _worker_address(address, model=model, device=device) as where:
+    with (
+        terminations_as_interrupts(),
+        _worker_address(address, model=model, device=device) as where,
+        repeated_interrupts(),
+    ):
         _run(where, report, max_new_tokens=max_new_tokens)
     if not report.is_repeat_equal:
         raise InternalError("a hit gave another answer than the cold run; please report this with the worker's log")

@@ -19,6 +19,7 @@ from typing import IO, Final
 from prefixcache.errors import ConfigError, EngineStopped
 
 STOP_GRACE_S: Final = 30.0
+REPEAT_S: Final = 1.0
 
 _NEEDED: Final = ("torch", "transformers", "model_worker")
 
@@ -135,5 +136,27 @@ def terminations_as_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def repeated_interrupts() -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP unwind this block, again every second until it is left.
+
+    Code below Python can swallow an exception that a signal raises in it; one call that
+    waits for an answer would then go on waiting.
+    """
+
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, REPEAT_S)
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
