@@ -6,6 +6,7 @@ the reverse: no new calls, running ones within the grace, engine, threads.
 
 import gc
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 NUMERICS_VERSION = "1"
+# Python's own 5 ms is how long the model thread may wait for any other thread between two operations.
+GIL_SWITCH_INTERVAL_S = 0.0005
 DEFAULT_MAX_MODEL_LEN = 8_192
 
 
@@ -67,6 +70,7 @@ def _build(
 ) -> Worker:
     device = pick_device(settings.device)
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
+    sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
     model = load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size))
     limits = _limits(settings, model)
