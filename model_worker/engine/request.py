@@ -13,24 +13,35 @@ from prefixcache.accounting import RequestRecord
 class SamplingParams:
     """How the next token is chosen; the defaults mean greedy decoding.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1.0 keep all tokens.
-    ``seed`` seeds the request's own generator; None draws one.
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1.0 and ``min_p`` 0 keep all tokens.
+    ``seed`` seeds the request's own generator; None draws one. ``repetition_penalty`` looks at
+    prompt and output, the other two penalties at the output alone; they and ``logit_bias``,
+    (token id, bias) pairs, change the logits before a token is chosen, greedily or not.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When to stop. ``max_new_tokens`` None: what fits, at most the worker's default."""
+    """When to stop. ``max_new_tokens`` None: what fits, at most the worker's default.
+
+    Until there are ``min_new_tokens`` tokens, none that would end the output is chosen.
+    """
 
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

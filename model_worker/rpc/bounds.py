@@ -17,6 +17,11 @@ MAX_STOP_TEXTS: Final = 16
 MAX_STOP_TEXT_BYTES: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 64
 MIN_TEMPERATURE: Final = 1e-3
+MIN_REPETITION_PENALTY: Final = 1e-3
+MAX_REPETITION_PENALTY: Final = 1e3
+MAX_OUTPUT_PENALTY: Final = 2.0
+MAX_LOGIT_BIASES: Final = 300
+MAX_LOGIT_BIAS: Final = 100.0
 
 _SHOWN_CHARS: Final = 60
 
@@ -37,6 +42,12 @@ def check_count(count: int, *, field: str, limit: int) -> None:
     """Raise InvalidRequest where a list has more than ``limit`` entries."""
     if count > limit:
         raise InvalidRequest(f"{field} has {count} entries; send at most {limit}")
+
+
+def check_range(value: float, *, field: str, low: float, high: float) -> None:
+    """Raise InvalidRequest where a number, NaN included, is not within its bounds."""
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field} is {value:g}; send a number from {low:g} to {high:g}, or leave it out")
 
 
 def check_token_ids(ids: list[int], *, field: str, vocab_size: int) -> None:

@@ -38,7 +38,7 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
         description = self._backend.description
         check_model(request.model, description)
         check_cache_salt(request.cache_salt)
-        sampling = read_sampling(request.sampling)
+        sampling = read_sampling(request.sampling, description)
         stopping = read_stopping(request.stopping, description)
         prompt = await resolve_prompt(request.prompt, self._backend)
         return GenerateRequest(

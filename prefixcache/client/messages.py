@@ -13,6 +13,16 @@ from prefixcache.pb.v1 import worker_pb2 as pb
 
 _Value = TypeVar("_Value")
 
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
 _REASONS: dict[int, FinishReason] = {
     pb.FINISH_REASON_EOS: "eos",
     pb.FINISH_REASON_STOP_TEXT: "stop_text",
@@ -24,12 +34,10 @@ _REASONS: dict[int, FinishReason] = {
 def generate_request(prompt: Prompt, settings: GenerateSettings) -> pb.GenerateRequest:
     """Build the request; a value that cannot be sent is an InvalidRequest naming its field."""
     request = pb.GenerateRequest(prompt=wire_prompt(prompt))
-    for name in ("temperature", "top_k", "top_p"):
-        set_field(request.sampling, name, getattr(settings, name))
-    if settings.seed is not None:
-        set_field(request.sampling, "seed", settings.seed)
+    _set_sampling(request.sampling, settings)
     if settings.max_new_tokens is not None:
         set_field(request.stopping, "max_new_tokens", settings.max_new_tokens)
+    set_field(request.stopping, "min_new_tokens", settings.min_new_tokens)
     set_field(request.stopping, "ignore_eos", settings.ignore_eos)
     _extend(request.stopping, "stop", settings.stop_texts)
     _extend(request.stopping, "stop_token_ids", settings.stop_token_ids)
@@ -79,6 +87,17 @@ def set_field(message: WireMessage, name: str, value: object) -> None:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{name} = {value!r:.200} cannot be sent: {error}") from None
+
+
+def _set_sampling(sampling: pb.Sampling, settings: GenerateSettings) -> None:
+    for name in _SAMPLING_FIELDS:
+        set_field(sampling, name, getattr(settings, name))
+    if settings.seed is not None:
+        set_field(sampling, "seed", settings.seed)
+    try:
+        sampling.logit_bias.update(settings.logit_bias)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(f"logit_bias = {settings.logit_bias!r:.200} cannot be sent: {error}") from None
 
 
 def _text_prompt(text: str) -> pb.Prompt:

@@ -69,13 +69,19 @@ def test_a_dash_reads_stdin(run: Run, servicer: RecordingServicer) -> None:
 
 def test_every_option_is_sent(run: Run, servicer: RecordingServicer) -> None:
     options = "--max-new-tokens 5 --temperature 0.5 --top-k 3 --top-p 0.25 --seed 7 --stop A --stop B"
-    more = "--stop-token-id 8 --ignore-eos --cache-salt s --model m --timeout 9"
-    assert run("generate", "hi", *options.split(), *more.split()).exit_code == 0
+    more = "--stop-token-id 8 --ignore-eos --cache-salt s --model m --timeout 9 --min-new-tokens 2 --min-p 0.125"
+    logits = (
+        "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -1 --logit-bias 4=2.5 --logit-bias 5=-9"
+    )
+    assert run("generate", "hi", *options.split(), *more.split(), *logits.split()).exit_code == 0
     request = sent(servicer)
     sampling, stopping = request.sampling, request.stopping
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 7)
     assert (stopping.max_new_tokens, stopping.stop, stopping.stop_token_ids) == (5, ["A", "B"], [8])
     assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "s", "m")
+    assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.125, 1.5, 2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
+    assert dict(sampling.logit_bias) == {4: 2.5, 5: -9}
     left_s = servicer.calls[-1].timeout_s
     assert left_s is not None
     assert 5 < left_s < 10
@@ -138,6 +144,9 @@ def test_a_passed_deadline_is_exit_code_4(run: Run, servicer: RecordingServicer)
         ["hi", "--temperature", "-1"],
         ["hi", "--max-new-tokens", "0"],
         ["hi", "--top-p", "2"],
+        ["hi", "--min-p", "2"],
+        ["hi", "--logit-bias", "4"],
+        ["hi", "--logit-bias", "x=1"],
         ["hi", "--format", "xml"],
         ["hi", "--raw", "--system", "s"],
         ["hi", "--system", "@/no/such/file"],

@@ -58,6 +58,14 @@ def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt: Any, what: s
         ("temperature", "hot"),
         ("top_k", -1),
         ("top_p", "all"),
+        ("min_p", "some"),
+        ("repetition_penalty", "some"),
+        ("presence_penalty", None),
+        ("frequency_penalty", []),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: "much"}),
+        ("logit_bias", 7),
+        ("min_new_tokens", -1),
         ("seed", -1),
         ("seed", 2**64),
         ("stop", [1]),
@@ -85,6 +93,12 @@ def test_every_option_reaches_its_field() -> None:
         temperature=0.5,
         top_k=3,
         top_p=0.25,
+        min_p=0.5,
+        repetition_penalty=2.0,
+        presence_penalty=-1.0,
+        frequency_penalty=1.5,
+        logit_bias={3: -100},
+        min_new_tokens=2,
         seed=0,
         stop=["a", "b"],
         stop_token_ids=[7],
@@ -96,6 +110,9 @@ def test_every_option_reaches_its_field() -> None:
     sampling, stopping = request.sampling, request.stopping
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 0)
     assert sampling.HasField("seed")
+    assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.5, 2.0, 2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 1.5)
+    assert dict(sampling.logit_bias) == {3: -100.0}
     assert (stopping.max_new_tokens, list(stopping.stop), list(stopping.stop_token_ids)) == (5, ["a", "b"], [7])
     assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "salt", "m")
 

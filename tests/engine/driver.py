@@ -80,8 +80,9 @@ class Driver:
         stop: tuple[str, ...] = (),
         ignore_eos: bool = True,
         stop_token_ids: tuple[int, ...] = (),
+        min_new_tokens: int = 0,
     ) -> GenerateRequest:
-        stopping = StopConditions(max_new_tokens, stop, stop_token_ids, ignore_eos)
+        stopping = StopConditions(max_new_tokens, stop, stop_token_ids, ignore_eos, min_new_tokens)
         return GenerateRequest(f"r{next(self.request_numbers)}", list(prompt), sampling, stopping, cache_salt)
 
     async def answer(self, prompt: list[int], **options: Any) -> Answer:

@@ -5,6 +5,7 @@ import math
 import pytest
 from grpc import aio
 
+from model_worker.engine.request import SamplingParams, StopConditions
 from model_worker.rpc import bounds
 from prefixcache.errors import CapacityExceeded, InvalidRequest, NotFound
 from prefixcache.pb.v1 import cache_pb2, worker_pb2
@@ -46,6 +47,24 @@ BAD_OPTIONS = {
     "top_p above one": (GenerateRequest(sampling=Sampling(top_p=1.5)), "sampling.top_p is 1.5"),
     "top_p negative": (GenerateRequest(sampling=Sampling(top_p=-1)), "sampling.top_p is -1"),
     "top_p NaN": (GenerateRequest(sampling=Sampling(top_p=math.nan)), "sampling.top_p is nan"),
+    "min_p above one": (GenerateRequest(sampling=Sampling(min_p=1.5)), "sampling.min_p is 1.5; send a number from 0"),
+    "min_p NaN": (GenerateRequest(sampling=Sampling(min_p=math.nan)), "sampling.min_p is nan"),
+    "repetition penalty zero": (
+        GenerateRequest(sampling=Sampling(repetition_penalty=0)),
+        "repetition_penalty is 0; se",
+    ),
+    "repetition penalty inf": (GenerateRequest(sampling=Sampling(repetition_penalty=math.inf)), "penalty is inf"),
+    "presence penalty": (GenerateRequest(sampling=Sampling(presence_penalty=2.5)), "sampling.presence_penalty is 2.5"),
+    "frequency penalty": (GenerateRequest(sampling=Sampling(frequency_penalty=-3)), "sampling.frequency_penalty is -3"),
+    "too many biases": (
+        GenerateRequest(sampling=Sampling(logit_bias=dict.fromkeys(range(301), 1.0))),
+        "has 301 entrie",
+    ),
+    "biased id outside": (GenerateRequest(sampling=Sampling(logit_bias={256: 1.0})), "logit_bias has token id 256"),
+    "bias too large": (GenerateRequest(sampling=Sampling(logit_bias={7: 101.0})), "sampling.logit_bias[7] is 101"),
+    "bias NaN": (GenerateRequest(sampling=Sampling(logit_bias={7: math.nan})), "sampling.logit_bias[7] is nan"),
+    "least above most": (GenerateRequest(stopping=Stopping(max_new_tokens=3, min_new_tokens=4)), "send at most 3"),
+    "least above the window": (GenerateRequest(stopping=Stopping(min_new_tokens=1001)), "min_new_tokens is 1001"),
     "no new tokens": (GenerateRequest(stopping=Stopping(max_new_tokens=0)), "stopping.max_new_tokens is 0; send 1 to"),
     "more than the window": (GenerateRequest(stopping=Stopping(max_new_tokens=1001)), "max_new_tokens is 1001"),
     "empty stop": (GenerateRequest(stopping=Stopping(stop=["a", ""])), "stopping.stop[1] is ''"),
@@ -61,6 +80,11 @@ GOOD_OPTIONS = {
     "top_p one": GenerateRequest(sampling=Sampling(top_p=1)),
     "top_p small": GenerateRequest(sampling=Sampling(top_p=1e-6)),
     "top_k beyond the vocabulary": GenerateRequest(sampling=Sampling(top_k=2**32 - 1)),
+    "min_p one": GenerateRequest(sampling=Sampling(min_p=1)),
+    "repetition penalty at its least": GenerateRequest(sampling=Sampling(repetition_penalty=0.001)),
+    "penalties at their bounds": GenerateRequest(sampling=Sampling(presence_penalty=-2, frequency_penalty=2)),
+    "a bias for every token": GenerateRequest(sampling=Sampling(logit_bias=dict.fromkeys(range(256), -100.0))),
+    "as many tokens as asked": GenerateRequest(stopping=Stopping(max_new_tokens=5, min_new_tokens=5)),
     "the whole window": GenerateRequest(stopping=Stopping(max_new_tokens=1000)),
     "16 stops of 1024 bytes": GenerateRequest(stopping=Stopping(stop=["x" * 1024] * 16)),
     "64 stop ids": GenerateRequest(stopping=Stopping(stop_token_ids=[255] * 64)),
@@ -139,3 +163,29 @@ async def test_prompts_of_each_kind_become_the_same_tokens_everywhere(worker: Wo
         call = worker.model.Generate(GenerateRequest(prompt=prompt))
         assert await call.read() is not aio.EOF
         assert worker.engine.requests[-1].prompt_token_ids == list(text.encode())
+
+
+async def test_every_sampling_and_stopping_field_reaches_the_engine(worker: Worker) -> None:
+    sampling = Sampling(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.25,
+        seed=7,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
+        logit_bias={9: 1.0, 4: -2.0},
+    )
+    stopping = Stopping(max_new_tokens=5, stop=["x"], stop_token_ids=[6], ignore_eos=True, min_new_tokens=2)
+    await worker.model.Generate(GenerateRequest(prompt=HELLO, sampling=sampling, stopping=stopping)).read()
+    asked = worker.engine.requests[-1]
+    biases = ((4, -2.0), (9, 1.0))
+    assert asked.sampling == SamplingParams(0.5, 3, 0.25, 7, 0.125, 1.5, -0.5, 0.75, biases)
+    assert asked.stopping == StopConditions(5, ("x",), (6,), True, 2)
+
+
+async def test_absent_sampling_and_stopping_are_the_engines_defaults(worker: Worker) -> None:
+    await worker.model.Generate(GenerateRequest(prompt=HELLO)).read()
+    asked = worker.engine.requests[-1]
+    assert (asked.sampling, asked.stopping) == (SamplingParams(), StopConditions())

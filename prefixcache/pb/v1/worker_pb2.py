@@ -24,19 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprefixcache/pb/v1/worker.proto\x12\x11prefixcache.pb.v1\"y\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x17.prefixcache.pb.v1.ChatH\x00\x12-\n\x06tokens\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.TokenIdsH\x00\x42\x07\n\x05input\"8\n\x04\x43hat\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.prefixcache.pb.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"h\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x01\x88\x01\x01\x42\x08\n\x06_top_pB\x07\n\x05_seed\"t\n\x08Stopping\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\x11\n\x0f_max_new_tokens\"\xbd\x01\n\x0fGenerateRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.prefixcache.pb.v1.Sampling\x12-\n\x08stopping\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.Stopping\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\"\xa8\x01\n\x10GenerateResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1a.prefixcache.pb.v1.StartedH\x00\x12+\n\x06tokens\x18\x02 \x01(\x0b\x32\x19.prefixcache.pb.v1.TokensH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.FinishedH\x00\x42\x07\n\x05\x65vent\">\n\x07Started\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"#\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xa7\x01\n\x08\x46inished\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.prefixcache.pb.v1.FinishReason\x12\'\n\x05usage\x18\x02 \x01(\x0b\x32\x18.prefixcache.pb.v1.Usage\x12+\n\x07timings\x18\x03 \x01(\x0b\x32\x1a.prefixcache.pb.v1.Timings\x12\x14\n\x0cmatched_stop\x18\x04 \x01(\t\"v\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x1d\n\x15\x63\x61\x63he_creation_tokens\x18\x04 \x01(\r\"\x91\x01\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x10\n\x08lookup_s\x18\x02 \x01(\x01\x12\x0e\n\x06load_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x05 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x06 \x01(\x01\x12\x0f\n\x07total_s\x18\x07 \x01(\x01\x12\x0f\n\x07saved_s\x18\x08 \x01(\x01\"<\n\x0fTokenizeRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\"-\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xda\x04\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x18\n\x10namespace_digest\x18\t \x01(\t\x12V\n\x10namespace_fields\x18\n \x03(\x0b\x32<.prefixcache.pb.v1.GetModelInfoResponse.NamespaceFieldsEntry\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x19\n\x11has_chat_template\x18\x0c \x01(\x08\x12\x15\n\reos_token_ids\x18\r \x03(\r\x12\x14\n\x0cmax_num_seqs\x18\x0e \x01(\r\x12\x18\n\x10is_cache_enabled\x18\x0f \x01(\x08\x12W\n\x11memory_plan_bytes\x18\x10 \x03(\x0b\x32<.prefixcache.pb.v1.GetModelInfoResponse.MemoryPlanBytesEntry\x1a\x36\n\x14NamespaceFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x36\n\x14MemoryPlanBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\x99\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1b\n\x17\x46INISH_REASON_STOP_TEXT\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x32\x9a\x02\n\x0bModelWorker\x12U\n\x08Generate\x12\".prefixcache.pb.v1.GenerateRequest\x1a#.prefixcache.pb.v1.GenerateResponse0\x01\x12S\n\x08Tokenize\x12\".prefixcache.pb.v1.TokenizeRequest\x1a#.prefixcache.pb.v1.TokenizeResponse\x12_\n\x0cGetModelInfo\x12&.prefixcache.pb.v1.GetModelInfoRequest\x1a\'.prefixcache.pb.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprefixcache/pb/v1/worker.proto\x12\x11prefixcache.pb.v1\"y\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x17.prefixcache.pb.v1.ChatH\x00\x12-\n\x06tokens\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.TokenIdsH\x00\x42\x07\n\x05input\"8\n\x04\x43hat\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.prefixcache.pb.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd6\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12>\n\nlogit_bias\x18\t \x03(\x0b\x32*.prefixcache.pb.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"\x8c\x01\n\x08Stopping\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x16\n\x0emin_new_tokens\x18\x05 \x01(\rB\x11\n\x0f_max_new_tokens\"\xbd\x01\n\x0fGenerateRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.prefixcache.pb.v1.Sampling\x12-\n\x08stopping\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.Stopping\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\"\xa8\x01\n\x10GenerateResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1a.prefixcache.pb.v1.StartedH\x00\x12+\n\x06tokens\x18\x02 \x01(\x0b\x32\x19.prefixcache.pb.v1.TokensH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.FinishedH\x00\x42\x07\n\x05\x65vent\">\n\x07Started\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"#\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xa7\x01\n\x08\x46inished\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.prefixcache.pb.v1.FinishReason\x12\'\n\x05usage\x18\x02 \x01(\x0b\x32\x18.prefixcache.pb.v1.Usage\x12+\n\x07timings\x18\x03 \x01(\x0b\x32\x1a.prefixcache.pb.v1.Timings\x12\x14\n\x0cmatched_stop\x18\x04 \x01(\t\"v\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x1d\n\x15\x63\x61\x63he_creation_tokens\x18\x04 \x01(\r\"\x91\x01\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x10\n\x08lookup_s\x18\x02 \x01(\x01\x12\x0e\n\x06load_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x05 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x06 \x01(\x01\x12\x0f\n\x07total_s\x18\x07 \x01(\x01\x12\x0f\n\x07saved_s\x18\x08 \x01(\x01\"<\n\x0fTokenizeRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\"-\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xda\x04\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x18\n\x10namespace_digest\x18\t \x01(\t\x12V\n\x10namespace_fields\x18\n \x03(\x0b\x32<.prefixcache.pb.v1.GetModelInfoResponse.NamespaceFieldsEntry\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x19\n\x11has_chat_template\x18\x0c \x01(\x08\x12\x15\n\reos_token_ids\x18\r \x03(\r\x12\x14\n\x0cmax_num_seqs\x18\x0e \x01(\r\x12\x18\n\x10is_cache_enabled\x18\x0f \x01(\x08\x12W\n\x11memory_plan_bytes\x18\x10 \x03(\x0b\x32<.prefixcache.pb.v1.GetModelInfoResponse.MemoryPlanBytesEntry\x1a\x36\n\x14NamespaceFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x36\n\x14MemoryPlanBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\x99\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1b\n\x17\x46INISH_REASON_STOP_TEXT\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x32\x9a\x02\n\x0bModelWorker\x12U\n\x08Generate\x12\".prefixcache.pb.v1.GenerateRequest\x1a#.prefixcache.pb.v1.GenerateResponse0\x01\x12S\n\x08Tokenize\x12\".prefixcache.pb.v1.TokenizeRequest\x1a#.prefixcache.pb.v1.TokenizeResponse\x12_\n\x0cGetModelInfo\x12&.prefixcache.pb.v1.GetModelInfoRequest\x1a\'.prefixcache.pb.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'prefixcache.pb.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._loaded_options = None
   _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_options = b'8\001'
   _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._loaded_options = None
   _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2169
-  _globals['_FINISHREASON']._serialized_end=2322
+  _globals['_FINISHREASON']._serialized_start=2433
+  _globals['_FINISHREASON']._serialized_end=2586
   _globals['_PROMPT']._serialized_start=53
   _globals['_PROMPT']._serialized_end=174
   _globals['_CHAT']._serialized_start=176
@@ -45,36 +47,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_end=278
   _globals['_TOKENIDS']._serialized_start=280
   _globals['_TOKENIDS']._serialized_end=303
-  _globals['_SAMPLING']._serialized_start=305
-  _globals['_SAMPLING']._serialized_end=409
-  _globals['_STOPPING']._serialized_start=411
-  _globals['_STOPPING']._serialized_end=527
-  _globals['_GENERATEREQUEST']._serialized_start=530
-  _globals['_GENERATEREQUEST']._serialized_end=719
-  _globals['_GENERATERESPONSE']._serialized_start=722
-  _globals['_GENERATERESPONSE']._serialized_end=890
-  _globals['_STARTED']._serialized_start=892
-  _globals['_STARTED']._serialized_end=954
-  _globals['_TOKENS']._serialized_start=956
-  _globals['_TOKENS']._serialized_end=991
-  _globals['_FINISHED']._serialized_start=994
-  _globals['_FINISHED']._serialized_end=1161
-  _globals['_USAGE']._serialized_start=1163
-  _globals['_USAGE']._serialized_end=1281
-  _globals['_TIMINGS']._serialized_start=1284
-  _globals['_TIMINGS']._serialized_end=1429
-  _globals['_TOKENIZEREQUEST']._serialized_start=1431
-  _globals['_TOKENIZEREQUEST']._serialized_end=1491
-  _globals['_TOKENIZERESPONSE']._serialized_start=1493
-  _globals['_TOKENIZERESPONSE']._serialized_end=1538
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1540
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1561
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1564
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2166
-  _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_start=2056
-  _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_end=2110
-  _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_start=2112
-  _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_end=2166
-  _globals['_MODELWORKER']._serialized_start=2325
-  _globals['_MODELWORKER']._serialized_end=2607
+  _globals['_SAMPLING']._serialized_start=306
+  _globals['_SAMPLING']._serialized_end=648
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=558
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=606
+  _globals['_STOPPING']._serialized_start=651
+  _globals['_STOPPING']._serialized_end=791
+  _globals['_GENERATEREQUEST']._serialized_start=794
+  _globals['_GENERATEREQUEST']._serialized_end=983
+  _globals['_GENERATERESPONSE']._serialized_start=986
+  _globals['_GENERATERESPONSE']._serialized_end=1154
+  _globals['_STARTED']._serialized_start=1156
+  _globals['_STARTED']._serialized_end=1218
+  _globals['_TOKENS']._serialized_start=1220
+  _globals['_TOKENS']._serialized_end=1255
+  _globals['_FINISHED']._serialized_start=1258
+  _globals['_FINISHED']._serialized_end=1425
+  _globals['_USAGE']._serialized_start=1427
+  _globals['_USAGE']._serialized_end=1545
+  _globals['_TIMINGS']._serialized_start=1548
+  _globals['_TIMINGS']._serialized_end=1693
+  _globals['_TOKENIZEREQUEST']._serialized_start=1695
+  _globals['_TOKENIZEREQUEST']._serialized_end=1755
+  _globals['_TOKENIZERESPONSE']._serialized_start=1757
+  _globals['_TOKENIZERESPONSE']._serialized_end=1802
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1804
+  _globals['_GETMODELINFOREQUEST']._serialized_end=1825
+  _globals['_GETMODELINFORESPONSE']._serialized_start=1828
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2430
+  _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_start=2320
+  _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_end=2374
+  _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_start=2376
+  _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_end=2430
+  _globals['_MODELWORKER']._serialized_start=2589
+  _globals['_MODELWORKER']._serialized_end=2871
 # @@protoc_insertion_point(module_scope)
