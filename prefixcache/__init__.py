@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prefixcache.client.types import Messages as Messages
     from prefixcache.client.types import ModelInfo as ModelInfo
     from prefixcache.client.types import Percentiles as Percentiles
+    from prefixcache.client.types import Progress as Progress
     from prefixcache.client.types import Prompt as Prompt
     from prefixcache.client.types import RequestCounters as RequestCounters
     from prefixcache.client.types import Started as Started
@@ -70,6 +71,7 @@ _EXPORTS = {
         "Messages",
         "ModelInfo",
         "Percentiles",
+        "Progress",
         "Prompt",
         "RequestCounters",
         "Started",

@@ -58,7 +58,10 @@ class Admission:
             )
         self._check_ids(request.prompt_token_ids)
         run = CanonicalRun(
-            request.prompt_token_ids, token_bytes(request.prompt_token_ids), self.scope_root(request.cache_salt)
+            request.prompt_token_ids,
+            token_bytes(request.prompt_token_ids),
+            self.scope_root(request.cache_salt),
+            bypasses_cache=request.bypass_prefix_cache,
         )
         sequence = Sequence(request, run, arrived_at=now)
         sequence.max_new_tokens = max_new_tokens

@@ -15,7 +15,7 @@ from model_worker.engine.admission import Admission, EngineLimits
 from model_worker.engine.canonical import Canonical, CanonicalRun
 from model_worker.engine.ledger import Ledger
 from model_worker.engine.model_thread import ModelThread
-from model_worker.engine.request import Finished, Started, TokensGenerated
+from model_worker.engine.request import Finished, Progress, Started, TokensGenerated
 from model_worker.engine.runner import DecodeRow, ModelRunner
 from model_worker.engine.scheduler import Scheduler
 from model_worker.engine.sequence import Phase, Sequence
@@ -176,7 +176,11 @@ class EngineLoop:
         self.ledger.note_prefill(num_computed, took)
         sequence.record.prefill_s += took
         sequence.record.computed_prompt_tokens += num_computed
-        if token is None or sequence.is_abandoned:
+        if sequence.is_abandoned:
+            return
+        if token is None:
+            if sequence.request.report_progress:
+                sequence.mailbox.put(Progress(run.num_computed, len(run)))
             return
         self._canonical.release_lease(run)
         sequence.phase = Phase.DECODE
@@ -220,9 +224,9 @@ class EngineLoop:
         sequence.mailbox.put(Finished(record))
 
     def _offer_history(self, sequence: Sequence) -> None:
-        if not self._description.is_cache_enabled:
-            return
         run = sequence.run
+        if not self._description.is_cache_enabled or run.bypasses_cache:
+            return
         history = run.token_ids + sequence.output_ids
         tokens = run.tokens + token_bytes(sequence.output_ids)
         self.recomputer.offer(CanonicalRun(history, tokens, run.root), num_known=len(run))

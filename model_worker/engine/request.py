@@ -1,7 +1,7 @@
 """What goes into the engine and what comes out of it.
 
 First hop of a request's path: the RPC layer builds a ``GenerateRequest``; the
-engine answers with ``Event`` values in the order Started, Tokens*, Finished.
+engine answers with ``Event`` values in the order Started, Progress*, Tokens*, Finished.
 """
 
 from dataclasses import dataclass, field
@@ -46,13 +46,15 @@ class StopConditions:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request: a tokenized prompt and what to do with it."""
+    """One request: a tokenized prompt and what to do with it. Its id is nobody else's while it waits or runs."""
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stopping: StopConditions = field(default_factory=StopConditions)
     cache_salt: str = ""
+    bypass_prefix_cache: bool = False
+    report_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,14 @@ class Started:
 
     prompt_tokens: int
     cached_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A block of the prompt was computed; ``processed_prompt_tokens`` counts cached ones too."""
+
+    processed_prompt_tokens: int
+    prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +88,4 @@ class Finished:
     record: RequestRecord
 
 
-Event = Started | TokensGenerated | Finished
+Event = Started | Progress | TokensGenerated | Finished

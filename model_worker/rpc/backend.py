@@ -62,7 +62,10 @@ class Backend(Protocol):
         """The model's tokenizer."""
 
     def generate(self, request: GenerateRequest, /) -> AsyncGenerator[Event, None]:
-        """Run one request: Started, TokensGenerated*, Finished; closing the generator aborts it."""
+        """Run one request: Started, Progress*, TokensGenerated*, Finished; closing the generator aborts it."""
+
+    def abort(self, request_id: str, /) -> None:
+        """End a request that waits or runs; raises NotFound where there is none of this id."""
 
     def lookup(self, prompt_token_ids: list[int], /, *, cache_salt: str) -> LookupResult:
         """Say what of a prompt is cached, changing nothing."""

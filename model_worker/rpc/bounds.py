@@ -6,6 +6,7 @@ The same figures stand in the comments of the protos.
 from typing import Final
 
 from prefixcache.errors import InvalidRequest
+from prefixcache.rpc.status import MAX_REQUEST_ID_CHARS, is_request_id
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_PROMPT_BYTES: Final = 8 * 1024 * 1024
@@ -60,3 +61,11 @@ def check_token_ids(ids: list[int], *, field: str, vocab_size: int) -> None:
 def check_cache_salt(cache_salt: str) -> None:
     """Raise InvalidRequest where the salt is too long; the salt itself is never shown."""
     check_size(cache_salt, field="cache_salt", limit=MAX_CACHE_SALT_BYTES)
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidRequest where this cannot be the id of a request."""
+    if not is_request_id(request_id):
+        raise InvalidRequest(
+            f"request_id is {shown(request_id)}; send 1 to {MAX_REQUEST_ID_CHARS} letters, digits or '._:-'"
+        )

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from prefixcache.cli.abort import abort
 from prefixcache.cli.chat import chat
 from prefixcache.cli.clear import clear
 from prefixcache.cli.demo import demo
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for verb in (serve, generate, chat, lookup, stats, evict, clear, ping, demo):
+for verb in (serve, generate, chat, abort, lookup, stats, evict, clear, ping, demo):
     app.command(epilog=EPILOG)(exits_by_code(verb))
 
 

@@ -7,6 +7,7 @@ import typer
 from prefixcache.cli.options import (
     DEFAULT_ADDRESS,
     AddressOption,
+    BypassOption,
     FormatOption,
     FrequencyPenaltyOption,
     LogitBiasOption,
@@ -32,7 +33,7 @@ from prefixcache.cli.output import print_json, summary
 from prefixcache.cli.prompts import build_prompt
 
 if TYPE_CHECKING:
-    from prefixcache.client import GenerateOptions, GenerationStream
+    from prefixcache.client import GenerateOptions, GenerationStream, Progress
 
 
 def generate(
@@ -56,6 +57,10 @@ def generate(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the model's end tokens.")] = False,
     cache_salt: SaltOption = "",
+    bypass_prefix_cache: BypassOption = False,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Show on stderr how far the prompt is computed.")
+    ] = False,
     model: Annotated[str, typer.Option("--model", help="The model to run; the worker's own by default.")] = "",
     request_id: Annotated[
         str | None, typer.Option("--request-id", help="Name of the request in the worker's log.")
@@ -85,6 +90,8 @@ def generate(
         "stop_token_ids": stop_token_id or (),
         "ignore_eos": ignore_eos,
         "cache_salt": cache_salt,
+        "bypass_prefix_cache": bypass_prefix_cache,
+        "on_progress": _show_progress if progress else None,
         "model": model,
         "request_id": request_id,
     }
@@ -94,6 +101,10 @@ def generate(
             print_json(client.generate(prompt, **options))
         else:
             _print_stream(client.stream(prompt, **options))
+
+
+def _show_progress(progress: "Progress") -> None:
+    typer.echo(f"{progress.processed_prompt_tokens} of {progress.prompt_tokens} prompt tokens computed", err=True)
 
 
 def _print_stream(stream: "GenerationStream") -> None:

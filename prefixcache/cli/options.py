@@ -42,6 +42,9 @@ RawOption = Annotated[bool, typer.Option("--raw", help="Send plain text: do not 
 SaltOption = Annotated[
     str, typer.Option("--cache-salt", metavar="TEXT", help="Share prefixes only with requests of the same salt.")
 ]
+BypassOption = Annotated[
+    bool, typer.Option("--bypass-prefix-cache", help="Neither take cached prefixes nor keep new ones.")
+]
 MaxNewTokensOption = Annotated[
     int | None, typer.Option("--max-new-tokens", min=1, metavar="N", help="At most this many new tokens.")
 ]

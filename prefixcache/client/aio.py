@@ -66,7 +66,14 @@ class AsyncClient:
             generate_request(prompt, settings),
             timeout_s=self._timeout_s if settings.timeout is None else settings.timeout,
             request_id=settings.request_id,
+            on_progress=settings.on_progress,
         )
+
+    async def abort(self, request_id: str) -> None:
+        """End the generation of this id, whoever started it: it fails as RequestCancelled. NotFound if none runs."""
+        request = worker_pb2.AbortRequest()
+        set_field(request, "request_id", request_id)
+        await self._unary(lambda stubs, left: stubs.worker.Abort(request, timeout=left))
 
     async def tokenize(self, prompt: Prompt) -> Tokenized:
         """Render and tokenize a prompt exactly as ``generate`` would."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
@@ -10,7 +10,7 @@ import grpc
 
 from prefixcache.client.connection import Connection, Stubs
 from prefixcache.client.messages import generation
-from prefixcache.client.types import Chunk, Generation, Started
+from prefixcache.client.types import Chunk, Generation, Progress, Started
 from prefixcache.errors import InternalError, InvalidRequest, RequestCancelled
 from prefixcache.pb.v1 import worker_pb2 as pb
 from prefixcache.rpc.status import REQUEST_ID_KEY
@@ -27,12 +27,19 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
     """
 
     def __init__(
-        self, connection: Connection, request: pb.GenerateRequest, *, timeout_s: float | None, request_id: str | None
+        self,
+        connection: Connection,
+        request: pb.GenerateRequest,
+        *,
+        timeout_s: float | None,
+        request_id: str | None,
+        on_progress: Callable[[Progress], object] | None = None,
     ) -> None:
         self._connection = connection
         self._request = request
         self._timeout_s = timeout_s
         self._metadata = () if request_id is None else ((REQUEST_ID_KEY, request_id),)
+        self._on_progress = on_progress
         self._call: Call | None = None
         self._texts: list[str] = []
         self._token_ids: list[int] = []
@@ -58,6 +65,8 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
             match message.WhichOneof("event"):
                 case "started":
                     self._started = Started(message.started.prompt_tokens, message.started.cached_prompt_tokens)
+                case "progress":
+                    self._tell_progress(message.progress)
                 case "tokens":
                     return self._take(message.tokens)
                 case "finished":
@@ -86,6 +95,10 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def _tell_progress(self, progress: pb.Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(Progress(progress.processed_prompt_tokens, progress.prompt_tokens))
 
     def _take(self, tokens: pb.Tokens) -> Chunk:
         chunk = Chunk(tokens.text, tuple(tokens.ids))

@@ -42,6 +42,8 @@ def generate_request(prompt: Prompt, settings: GenerateSettings) -> pb.GenerateR
     _extend(request.stopping, "stop", settings.stop_texts)
     _extend(request.stopping, "stop_token_ids", settings.stop_token_ids)
     set_field(request, "cache_salt", settings.cache_salt)
+    set_field(request, "bypass_prefix_cache", settings.bypass_prefix_cache)
+    request.report_progress = settings.on_progress is not None
     set_field(request, "model", settings.model)
     return request
 

@@ -1,8 +1,10 @@
 """The options of one generation: what a caller may write, and the frozen value made of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
+
+from prefixcache.client.types import Progress
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -15,7 +17,9 @@ class GenerateOptions(TypedDict, total=False):
     ``frequency_penalty`` at the output; ``logit_bias`` maps token ids to what is
     added to their logits. Before ``min_new_tokens`` no end or stop token is
     chosen. ``stop`` is one text or several. Prefixes are shared only between requests of one ``cache_salt``.
-    ``timeout`` is in seconds for the whole call, retries included.
+    ``bypass_prefix_cache`` neither takes nor keeps cached prefixes. ``on_progress``
+    is called as the prompt is computed, at most once a block, on the client's
+    event loop: it must return soon. ``timeout`` is in seconds for the whole call, retries included.
     """
 
     max_new_tokens: int | None
@@ -33,6 +37,8 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     cache_salt: str
+    bypass_prefix_cache: bool
+    on_progress: Callable[[Progress], object] | None
     model: str
     timeout: float | None
     request_id: str | None
@@ -57,6 +63,8 @@ class GenerateSettings:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     cache_salt: str = ""
+    bypass_prefix_cache: bool = False
+    on_progress: Callable[[Progress], object] | None = None
     model: str = ""
     timeout: float | None = None
     request_id: str | None = None

@@ -108,6 +108,10 @@ class Client:
         """Generate and give the answer piece by piece; the call starts with the first iteration."""
         return GenerationStream(self._client.stream(prompt, **options), loop=self._loop)
 
+    def abort(self, request_id: str) -> None:
+        """End the generation of this id, whoever started it: it fails as RequestCancelled. NotFound if none runs."""
+        self._loop.run(lambda: self._client.abort(request_id))
+
     def tokenize(self, prompt: Prompt) -> Tokenized:
         """Render and tokenize a prompt exactly as ``generate`` would."""
         return self._loop.run(lambda: self._client.tokenize(prompt))

@@ -67,6 +67,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prompt is computed; ``processed_prompt_tokens`` counts cached ones too."""
+
+    processed_prompt_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of the answer; either part may be empty, never both for long.
 

@@ -81,10 +81,21 @@ def test_every_option_is_sent(run: Run, servicer: RecordingServicer) -> None:
     assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "s", "m")
     assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.125, 1.5, 2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
+    assert not request.bypass_prefix_cache
     assert dict(sampling.logit_bias) == {4: 2.5, 5: -9}
     left_s = servicer.calls[-1].timeout_s
     assert left_s is not None
     assert 5 < left_s < 10
+
+
+def test_bypassing_and_progress_are_asked_for(run: Run, servicer: RecordingServicer) -> None:
+    told = worker_pb2.Progress(processed_prompt_tokens=4, prompt_tokens=10)
+    started, *rest = finished_stream("Hello")
+    servicer.script("Generate", [started, worker_pb2.GenerateResponse(progress=told), *rest])
+    result = run("generate", "hi", "--bypass-prefix-cache", "--progress")
+    assert (sent(servicer).bypass_prefix_cache, sent(servicer).report_progress) == (True, True)
+    assert result.stderr.startswith("4 of 10 prompt tokens computed\n")
+    assert result.stdout == "Hello\n"
 
 
 def test_stdin_that_is_no_text_is_wrong_usage(spawn: Spawn, tmp_path: Path, address: str) -> None:

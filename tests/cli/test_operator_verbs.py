@@ -11,11 +11,12 @@ from grpc_health.v1 import health_pb2
 import prefixcache.cli.output
 import prefixcache.cli.serve
 from prefixcache.cli.failures import ExitCode
+from prefixcache.errors import NotFound
 from prefixcache.pb.v1 import admin_pb2, cache_pb2
 from tests.cli.conftest import ROOT, Run
 from tests.fakes.recording_servicer import RecordingServicer
 
-VERBS = ["serve", "generate", "chat", "lookup", "stats", "evict", "clear", "ping", "demo"]
+VERBS = ["serve", "generate", "chat", "abort", "lookup", "stats", "evict", "clear", "ping", "demo"]
 
 
 def worker_stats() -> admin_pb2.GetStatsResponse:
@@ -83,6 +84,17 @@ def test_clear_says_what_went(run: Run, servicer: RecordingServicer) -> None:
     servicer.script("Clear", admin_pb2.ClearResponse(cleared_blocks=3, cleared_bytes=3_000_000))
     assert run("clear").stdout == "cleared 3 blocks (3 MB)\n"
     assert json.loads(run("clear", "--format", "json").stdout) == {"cleared_blocks": 3, "cleared_bytes": 3_000_000}
+
+
+def test_abort_names_the_request(run: Run, servicer: RecordingServicer) -> None:
+    assert run("abort", "mine").stdout == "aborted mine\n"
+    assert servicer.requests("Abort")[0].request_id == "mine"
+
+
+def test_abort_of_an_unknown_request_is_exit_code_1(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("Abort", NotFound("no request 'x' waits or runs here"))
+    result = run("abort", "x")
+    assert (result.exit_code, result.stderr) == (1, "error: no request 'x' waits or runs here\n")
 
 
 def test_ping_shows_the_time(run: Run, address: str) -> None:

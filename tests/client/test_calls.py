@@ -70,6 +70,11 @@ def test_evict_refuses_what_is_no_count_of_bytes(client: Client, target: Any) ->
         client.evict(target)
 
 
+def test_abort_sends_the_id(servicer: RecordingServicer, client: Client) -> None:
+    client.abort("mine")
+    assert servicer.requests("Abort")[0].request_id == "mine"
+
+
 def test_clear_gives_what_was_dropped(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Clear", admin_pb2.ClearResponse(cleared_blocks=4, cleared_bytes=5))
     assert client.clear() == Cleared(4, 5)
@@ -94,6 +99,7 @@ async def test_the_async_client_answers_every_call(async_client: AsyncClient) ->
     assert (await async_client.stats()).uptime_s == 0
     assert (await async_client.evict(0)).used_bytes == 0
     assert (await async_client.clear()).cleared_blocks == 0
+    await async_client.abort("mine")
     assert await async_client.ping() > 0
 
 

@@ -13,6 +13,7 @@ from prefixcache import (
     Generation,
     InternalError,
     InvalidRequest,
+    Progress,
     RequestCancelled,
     Started,
     Timings,
@@ -156,3 +157,16 @@ def test_a_stream_with_no_message_is_an_internal_error(servicer: RecordingServic
 def test_unknown_events_are_skipped(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Generate", [worker_pb2.GenerateResponse(), *finished_stream("Hello")])
     assert client.generate("x").text == "Hello"
+
+
+def test_progress_is_told_and_asked_for_only_then(servicer: RecordingServicer, client: Client) -> None:
+    messages = finished_stream("Hello")
+    for place, processed in ((1, 4), (2, 8)):
+        told = worker_pb2.Progress(processed_prompt_tokens=processed, prompt_tokens=10)
+        messages.insert(place, worker_pb2.GenerateResponse(progress=told))
+    servicer.script("Generate", messages)
+    seen: list[Progress] = []
+    assert client.generate("x", on_progress=seen.append).text == "Hello"
+    assert client.generate("x").text == "Hello"
+    assert seen == [Progress(4, 10), Progress(8, 10)]
+    assert [request.report_progress for request in servicer.requests("Generate")] == [True, False]

@@ -72,6 +72,7 @@ def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt: Any, what: s
         ("stop_token_ids", [-2]),
         ("stop_token_ids", 3),
         ("cache_salt", 5),
+        ("bypass_prefix_cache", "yes"),
         ("model", 5),
     ],
 )
@@ -104,6 +105,7 @@ def test_every_option_reaches_its_field() -> None:
         stop_token_ids=[7],
         ignore_eos=True,
         cache_salt="salt",
+        bypass_prefix_cache=True,
         model="m",
     )
     request = generate_request("x", settings)
@@ -112,6 +114,7 @@ def test_every_option_reaches_its_field() -> None:
     assert sampling.HasField("seed")
     assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.5, 2.0, 2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 1.5)
+    assert request.bypass_prefix_cache
     assert dict(sampling.logit_bias) == {3: -100.0}
     assert (stopping.max_new_tokens, list(stopping.stop), list(stopping.stop_token_ids)) == (5, ["a", "b"], [7])
     assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "salt", "m")

@@ -108,7 +108,7 @@ async def test_an_end_token_ends_an_answer_unless_it_is_ignored(driver: Driver) 
 async def test_an_answer_has_its_least_length_before_an_end_or_stop_token(driver: Driver) -> None:
     prompt = random_prompt(9)
     whole = await driver.answer(prompt, max_new_tokens=12)
-    driver.engine._admission._eos = frozenset({whole.token_ids[0]})
+    driver.engine._loop.admission._eos = frozenset({whole.token_ids[0]})
     ends = {whole.token_ids[0], whole.token_ids[1]}
     options = {"max_new_tokens": 12, "ignore_eos": False, "stop_token_ids": (whole.token_ids[1],)}
     longer = await driver.answer(prompt, min_new_tokens=5, **options)

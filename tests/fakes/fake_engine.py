@@ -19,7 +19,7 @@ from model_worker.engine.statistics import (
 )
 from prefixcache.accounting import RequestRecord
 from prefixcache.cache import CacheStats
-from prefixcache.errors import InvalidRequest
+from prefixcache.errors import InvalidRequest, NotFound
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -145,6 +145,7 @@ class FakeEngine:
     requests: list[GenerateRequest] = field(default_factory=list)
     lookups: list[tuple[list[int], str]] = field(default_factory=list)
     evictions: list[int] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
     num_io_calls: int = 0
     num_open: int = 0
     num_closed: int = 0
@@ -165,6 +166,11 @@ class FakeEngine:
             await asyncio.sleep(self.close_s)
             self.num_open -= 1
             self.num_closed += 1
+
+    def abort(self, request_id: str) -> None:
+        self.aborts.append(request_id)
+        if request_id == "absent":
+            raise NotFound("no request 'absent' waits or runs here")
 
     def lookup(self, prompt_token_ids: list[int], *, cache_salt: str) -> LookupResult:
         self.lookups.append((prompt_token_ids, cache_salt))

@@ -106,6 +106,9 @@ class RecordingServicer(
             self.num_cancelled += not is_complete
             raise
 
+    async def Abort(self, request: worker_pb2.AbortRequest, context: Any) -> worker_pb2.AbortResponse:  # noqa: N802
+        return await self._answer("Abort", request, context, worker_pb2.AbortResponse)
+
     async def Tokenize(self, request: worker_pb2.TokenizeRequest, context: Any) -> worker_pb2.TokenizeResponse:  # noqa: N802
         return await self._answer("Tokenize", request, context, worker_pb2.TokenizeResponse)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from model_worker.engine.request import Started
+from model_worker.engine.request import Progress, Started
 from model_worker.engine.statistics import (
     ClearResult,
     EngineStats,
@@ -20,9 +20,10 @@ from model_worker.models.catalog import ModelDescription
 from model_worker.rpc.messages import fill
 from prefixcache.accounting import RequestRecord
 from prefixcache.cache import CacheStats
+from prefixcache.errors import NotFound
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
 from tests.fakes.fake_engine import FakeDescription, some_stats
-from tests.rpc.wire import Worker
+from tests.rpc.wire import Worker, error_of
 
 
 async def test_model_info_carries_every_field_of_the_description(worker: Worker) -> None:
@@ -58,6 +59,12 @@ async def test_evict_passes_the_target_and_carries_the_result(worker: Worker) ->
     assert response == admin_pb2.EvictResponse(evicted_blocks=3, evicted_bytes=3072, used_bytes=100)
 
 
+async def test_abort_passes_the_id_and_what_is_not_found(worker: Worker) -> None:
+    await worker.model.Abort(worker_pb2.AbortRequest(request_id="r.1:a_b-C"))
+    assert isinstance(await error_of(worker.model.Abort(worker_pb2.AbortRequest(request_id="absent"))), NotFound)
+    assert worker.engine.aborts == ["r.1:a_b-C", "absent"]
+
+
 async def test_clear_carries_the_result(worker: Worker) -> None:
     response = await worker.admin.Clear(admin_pb2.ClearRequest())
     assert response == admin_pb2.ClearResponse(cleared_blocks=5, cleared_bytes=5120)
@@ -76,6 +83,7 @@ async def test_clear_carries_the_result(worker: Worker) -> None:
         (EvictResult, admin_pb2.EvictResponse),
         (ClearResult, admin_pb2.ClearResponse),
         (Started, worker_pb2.Started),
+        (Progress, worker_pb2.Progress),
         (ModelDescription, worker_pb2.GetModelInfoResponse),
     ],
 )

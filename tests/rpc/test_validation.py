@@ -189,3 +189,11 @@ async def test_absent_sampling_and_stopping_are_the_engines_defaults(worker: Wor
     await worker.model.Generate(GenerateRequest(prompt=HELLO)).read()
     asked = worker.engine.requests[-1]
     assert (asked.sampling, asked.stopping) == (SamplingParams(), StopConditions())
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 65, "ä", "a b", "a\0"])
+async def test_abort_refuses_what_is_no_request_id(worker: Worker, request_id: str) -> None:
+    failure = await error_of(worker.model.Abort(worker_pb2.AbortRequest(request_id=request_id)))
+    assert isinstance(failure, InvalidRequest)
+    assert "request_id is" in str(failure)
+    assert worker.engine.aborts == []

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprefixcache/pb/v1/worker.proto\x12\x11prefixcache.pb.v1\"y\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x17.prefixcache.pb.v1.ChatH\x00\x12-\n\x06tokens\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.TokenIdsH\x00\x42\x07\n\x05input\"8\n\x04\x43hat\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.prefixcache.pb.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd6\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12>\n\nlogit_bias\x18\t \x03(\x0b\x32*.prefixcache.pb.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"\x8c\x01\n\x08Stopping\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x16\n\x0emin_new_tokens\x18\x05 \x01(\rB\x11\n\x0f_max_new_tokens\"\xbd\x01\n\x0fGenerateRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.prefixcache.pb.v1.Sampling\x12-\n\x08stopping\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.Stopping\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\"\xa8\x01\n\x10GenerateResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1a.prefixcache.pb.v1.StartedH\x00\x12+\n\x06tokens\x18\x02 \x01(\x0b\x32\x19.prefixcache.pb.v1.TokensH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.FinishedH\x00\x42\x07\n\x05\x65vent\">\n\x07Started\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"#\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xa7\x01\n\x08\x46inished\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.prefixcache.pb.v1.FinishReason\x12\'\n\x05usage\x18\x02 \x01(\x0b\x32\x18.prefixcache.pb.v1.Usage\x12+\n\x07timings\x18\x03 \x01(\x0b\x32\x1a.prefixcache.pb.v1.Timings\x12\x14\n\x0cmatched_stop\x18\x04 \x01(\t\"v\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x1d\n\x15\x63\x61\x63he_creation_tokens\x18\x04 \x01(\r\"\x91\x01\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x10\n\x08lookup_s\x18\x02 \x01(\x01\x12\x0e\n\x06load_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x05 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x06 \x01(\x01\x12\x0f\n\x07total_s\x18\x07 \x01(\x01\x12\x0f\n\x07saved_s\x18\x08 \x01(\x01\"<\n\x0fTokenizeRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\"-\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xda\x04\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x18\n\x10namespace_digest\x18\t \x01(\t\x12V\n\x10namespace_fields\x18\n \x03(\x0b\x32<.prefixcache.pb.v1.GetModelInfoResponse.NamespaceFieldsEntry\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x19\n\x11has_chat_template\x18\x0c \x01(\x08\x12\x15\n\reos_token_ids\x18\r \x03(\r\x12\x14\n\x0cmax_num_seqs\x18\x0e \x01(\r\x12\x18\n\x10is_cache_enabled\x18\x0f \x01(\x08\x12W\n\x11memory_plan_bytes\x18\x10 \x03(\x0b\x32<.prefixcache.pb.v1.GetModelInfoResponse.MemoryPlanBytesEntry\x1a\x36\n\x14NamespaceFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x36\n\x14MemoryPlanBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\x99\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1b\n\x17\x46INISH_REASON_STOP_TEXT\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x32\x9a\x02\n\x0bModelWorker\x12U\n\x08Generate\x12\".prefixcache.pb.v1.GenerateRequest\x1a#.prefixcache.pb.v1.GenerateResponse0\x01\x12S\n\x08Tokenize\x12\".prefixcache.pb.v1.TokenizeRequest\x1a#.prefixcache.pb.v1.TokenizeResponse\x12_\n\x0cGetModelInfo\x12&.prefixcache.pb.v1.GetModelInfoRequest\x1a\'.prefixcache.pb.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprefixcache/pb/v1/worker.proto\x12\x11prefixcache.pb.v1\"y\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x17.prefixcache.pb.v1.ChatH\x00\x12-\n\x06tokens\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.TokenIdsH\x00\x42\x07\n\x05input\"8\n\x04\x43hat\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.prefixcache.pb.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd6\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12>\n\nlogit_bias\x18\t \x03(\x0b\x32*.prefixcache.pb.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"\x8c\x01\n\x08Stopping\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x16\n\x0emin_new_tokens\x18\x05 \x01(\rB\x11\n\x0f_max_new_tokens\"\xf3\x01\n\x0fGenerateRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12-\n\x08sampling\x18\x02 \x01(\x0b\x32\x1b.prefixcache.pb.v1.Sampling\x12-\n\x08stopping\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.Stopping\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1b\n\x13\x62ypass_prefix_cache\x18\x06 \x01(\x08\x12\x17\n\x0freport_progress\x18\x07 \x01(\x08\"\xd9\x01\n\x10GenerateResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1a.prefixcache.pb.v1.StartedH\x00\x12+\n\x06tokens\x18\x02 \x01(\x0b\x32\x19.prefixcache.pb.v1.TokensH\x00\x12/\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.prefixcache.pb.v1.FinishedH\x00\x12/\n\x08progress\x18\x04 \x01(\x0b\x32\x1b.prefixcache.pb.v1.ProgressH\x00\x42\x07\n\x05\x65vent\">\n\x07Started\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"B\n\x08Progress\x12\x1f\n\x17processed_prompt_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"#\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xa7\x01\n\x08\x46inished\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.prefixcache.pb.v1.FinishReason\x12\'\n\x05usage\x18\x02 \x01(\x0b\x32\x18.prefixcache.pb.v1.Usage\x12+\n\x07timings\x18\x03 \x01(\x0b\x32\x1a.prefixcache.pb.v1.Timings\x12\x14\n\x0cmatched_stop\x18\x04 \x01(\t\"v\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x1d\n\x15\x63\x61\x63he_creation_tokens\x18\x04 \x01(\r\"\x91\x01\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x10\n\x08lookup_s\x18\x02 \x01(\x01\x12\x0e\n\x06load_s\x18\x03 \x01(\x01\x12\x11\n\tprefill_s\x18\x04 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x05 \x01(\x01\x12\x0e\n\x06tpot_s\x18\x06 \x01(\x01\x12\x0f\n\x07total_s\x18\x07 \x01(\x01\x12\x0f\n\x07saved_s\x18\x08 \x01(\x01\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"<\n\x0fTokenizeRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\"-\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xda\x04\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x18\n\x10namespace_digest\x18\t \x01(\t\x12V\n\x10namespace_fields\x18\n \x03(\x0b\x32<.prefixcache.pb.v1.GetModelInfoResponse.NamespaceFieldsEntry\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x19\n\x11has_chat_template\x18\x0c \x01(\x08\x12\x15\n\reos_token_ids\x18\r \x03(\r\x12\x14\n\x0cmax_num_seqs\x18\x0e \x01(\r\x12\x18\n\x10is_cache_enabled\x18\x0f \x01(\x08\x12W\n\x11memory_plan_bytes\x18\x10 \x03(\x0b\x32<.prefixcache.pb.v1.GetModelInfoResponse.MemoryPlanBytesEntry\x1a\x36\n\x14NamespaceFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x36\n\x14MemoryPlanBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\x99\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1b\n\x17\x46INISH_REASON_STOP_TEXT\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x32\xe6\x02\n\x0bModelWorker\x12U\n\x08Generate\x12\".prefixcache.pb.v1.GenerateRequest\x1a#.prefixcache.pb.v1.GenerateResponse0\x01\x12J\n\x05\x41\x62ort\x12\x1f.prefixcache.pb.v1.AbortRequest\x1a .prefixcache.pb.v1.AbortResponse\x12S\n\x08Tokenize\x12\".prefixcache.pb.v1.TokenizeRequest\x1a#.prefixcache.pb.v1.TokenizeResponse\x12_\n\x0cGetModelInfo\x12&.prefixcache.pb.v1.GetModelInfoRequest\x1a\'.prefixcache.pb.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_options = b'8\001'
   _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._loaded_options = None
   _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2433
-  _globals['_FINISHREASON']._serialized_end=2586
+  _globals['_FINISHREASON']._serialized_start=2657
+  _globals['_FINISHREASON']._serialized_end=2810
   _globals['_PROMPT']._serialized_start=53
   _globals['_PROMPT']._serialized_end=174
   _globals['_CHAT']._serialized_start=176
@@ -54,31 +54,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPPING']._serialized_start=651
   _globals['_STOPPING']._serialized_end=791
   _globals['_GENERATEREQUEST']._serialized_start=794
-  _globals['_GENERATEREQUEST']._serialized_end=983
-  _globals['_GENERATERESPONSE']._serialized_start=986
-  _globals['_GENERATERESPONSE']._serialized_end=1154
-  _globals['_STARTED']._serialized_start=1156
-  _globals['_STARTED']._serialized_end=1218
-  _globals['_TOKENS']._serialized_start=1220
-  _globals['_TOKENS']._serialized_end=1255
-  _globals['_FINISHED']._serialized_start=1258
-  _globals['_FINISHED']._serialized_end=1425
-  _globals['_USAGE']._serialized_start=1427
-  _globals['_USAGE']._serialized_end=1545
-  _globals['_TIMINGS']._serialized_start=1548
-  _globals['_TIMINGS']._serialized_end=1693
-  _globals['_TOKENIZEREQUEST']._serialized_start=1695
-  _globals['_TOKENIZEREQUEST']._serialized_end=1755
-  _globals['_TOKENIZERESPONSE']._serialized_start=1757
-  _globals['_TOKENIZERESPONSE']._serialized_end=1802
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1804
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1825
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1828
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2430
-  _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_start=2320
-  _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_end=2374
-  _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_start=2376
-  _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_end=2430
-  _globals['_MODELWORKER']._serialized_start=2589
-  _globals['_MODELWORKER']._serialized_end=2871
+  _globals['_GENERATEREQUEST']._serialized_end=1037
+  _globals['_GENERATERESPONSE']._serialized_start=1040
+  _globals['_GENERATERESPONSE']._serialized_end=1257
+  _globals['_STARTED']._serialized_start=1259
+  _globals['_STARTED']._serialized_end=1321
+  _globals['_PROGRESS']._serialized_start=1323
+  _globals['_PROGRESS']._serialized_end=1389
+  _globals['_TOKENS']._serialized_start=1391
+  _globals['_TOKENS']._serialized_end=1426
+  _globals['_FINISHED']._serialized_start=1429
+  _globals['_FINISHED']._serialized_end=1596
+  _globals['_USAGE']._serialized_start=1598
+  _globals['_USAGE']._serialized_end=1716
+  _globals['_TIMINGS']._serialized_start=1719
+  _globals['_TIMINGS']._serialized_end=1864
+  _globals['_ABORTREQUEST']._serialized_start=1866
+  _globals['_ABORTREQUEST']._serialized_end=1900
+  _globals['_ABORTRESPONSE']._serialized_start=1902
+  _globals['_ABORTRESPONSE']._serialized_end=1917
+  _globals['_TOKENIZEREQUEST']._serialized_start=1919
+  _globals['_TOKENIZEREQUEST']._serialized_end=1979
+  _globals['_TOKENIZERESPONSE']._serialized_start=1981
+  _globals['_TOKENIZERESPONSE']._serialized_end=2026
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2028
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2049
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2052
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2654
+  _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_start=2544
+  _globals['_GETMODELINFORESPONSE_NAMESPACEFIELDSENTRY']._serialized_end=2598
+  _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_start=2600
+  _globals['_GETMODELINFORESPONSE_MEMORYPLANBYTESENTRY']._serialized_end=2654
+  _globals['_MODELWORKER']._serialized_start=2813
+  _globals['_MODELWORKER']._serialized_end=3171
 # @@protoc_insertion_point(module_scope)

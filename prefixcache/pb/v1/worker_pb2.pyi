@@ -331,6 +331,8 @@ class GenerateRequest(_message.Message):
     STOPPING_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    BYPASS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    REPORT_PROGRESS_FIELD_NUMBER: _builtins.int
     cache_salt: _builtins.str
     """Requests share cached prefixes only with requests of the same salt; empty
     (default): the common scope. At most 256 bytes.
@@ -339,6 +341,12 @@ class GenerateRequest(_message.Message):
     """The model to run; empty: the one the worker serves. Another name is
     NOT_FOUND.
     """
+    bypass_prefix_cache: _builtins.bool
+    """Neither take cached prefixes nor keep this request's blocks; the answer is
+    the same either way.
+    """
+    report_progress: _builtins.bool
+    """Stream Progress while the prompt is computed."""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """The prompt. Required."""
@@ -359,10 +367,12 @@ class GenerateRequest(_message.Message):
         stopping: Global___Stopping | None = ...,
         cache_salt: _builtins.str = ...,
         model: _builtins.str = ...,
+        bypass_prefix_cache: _builtins.bool = ...,
+        report_progress: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "model", b"model", "prompt", b"prompt", "report_progress", b"report_progress", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -377,6 +387,7 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started:
         """First message: the prompt was admitted and matched."""
@@ -389,18 +400,23 @@ class GenerateResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """Last message."""
 
+    @_builtins.property
+    def progress(self) -> Global___Progress:
+        """A part of the prompt is computed."""
+
     def __init__(
         self,
         *,
         started: Global___Started | None = ...,
         tokens: Global___Tokens | None = ...,
         finished: Global___Finished | None = ...,
+        progress: Global___Progress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "progress", b"progress", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "progress", b"progress", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "tokens", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "tokens", "finished", "progress"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -431,6 +447,34 @@ class Started(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Started: _TypeAlias = Started  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
+    """How far the prompt is computed: at most one message for each block, between
+    Started and the first Tokens; a slow reader gets the newest alone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESSED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    processed_prompt_tokens: _builtins.int
+    """Prompt tokens whose KV is ready, cached ones included."""
+    prompt_tokens: _builtins.int
+    """Prompt tokens in all."""
+    def __init__(
+        self,
+        *,
+        processed_prompt_tokens: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["processed_prompt_tokens", b"processed_prompt_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class Tokens(_message.Message):
@@ -583,6 +627,45 @@ class Timings(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Timings: _TypeAlias = Timings  # noqa: Y015
+
+@_typing.final
+class AbortRequest(_message.Message):
+    """Names a request to end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id, 1 to 64 letters, digits or "._:-". Required."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
+
+@_typing.final
+class AbortResponse(_message.Message):
+    """The request ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortResponse: _TypeAlias = AbortResponse  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
