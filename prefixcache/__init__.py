@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from prefixcache.client.types import Timings as Timings
     from prefixcache.client.types import TokenCounters as TokenCounters
     from prefixcache.client.types import Tokenized as Tokenized
+    from prefixcache.client.types import TokenLogprobs as TokenLogprobs
     from prefixcache.client.types import Usage as Usage
     from prefixcache.client.types import WorkerStats as WorkerStats
     from prefixcache.errors import CapacityExceeded as CapacityExceeded
@@ -78,6 +79,7 @@ _EXPORTS = {
         "Chunk",
         "Timings",
         "TokenCounters",
+        "TokenLogprobs",
         "Tokenized",
         "Usage",
         "WorkerStats",

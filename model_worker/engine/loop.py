@@ -206,7 +206,7 @@ class EngineLoop:
             logger.exception("the text of request %s could not be made", name)
             self._fail(sequence, InternalError(f"request {name} failed in the worker"))
             return
-        sequence.mailbox.put(TokensGenerated([token], text))
+        sequence.mailbox.put(TokensGenerated([token], text, sequence.sampler.take_logprobs()))
         if reason:
             self._finish(sequence, reason)
 

@@ -17,6 +17,7 @@ class SamplingParams:
     ``seed`` seeds the request's own generator; None draws one. ``repetition_penalty`` looks at
     prompt and output, the other two penalties at the output alone; they and ``logit_bias``,
     (token id, bias) pairs, change the logits before a token is chosen, greedily or not.
+    ``logprobs``: give each token's log-probability and those of this many best tokens; None: none.
     """
 
     temperature: float = 0.0
@@ -28,6 +29,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,23 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one generated token and, as (id, logprob), of the best tokens in its place.
+
+    They are the model's own: from its logits in float32, before any bias, penalty or temperature.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """New token ids and the text that became certain with them."""
+    """New token ids and the text that became certain with them; ``logprobs`` one for each id, if asked for."""
 
     token_ids: list[int]
     text: str
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from model_worker.engine.request import SamplingParams
+from model_worker.engine.request import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, context: SamplerContext = NO_CONTEXT) -> None:
         self._is_greedy = params.temperature == 0.0
+        self._num_logprobs = params.logprobs
+        self._logprobs: list[TokenLogprobs] = []
         self._processors = _processors(params, context)
         self._history = _History(context) if _needs_history(params, context) else None
         if self._is_greedy:
@@ -64,6 +66,17 @@ class Sampler:
 
     def sample(self, logits: Tensor) -> int:
         """The next token for ``logits`` ``[vocab_size]``."""
+        token = self._next_token(logits)
+        if self._num_logprobs is not None:
+            self._logprobs.append(token_logprobs(logits, token, num_top=self._num_logprobs))
+        return token
+
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """Log-probabilities of the tokens sampled since the last call, where asked for; not during ``sample``."""
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
+    def _next_token(self, logits: Tensor) -> int:
         if self._is_greedy and not self._processors:
             return int(logits.argmax())
         row = logits.to(device="cpu", dtype=torch.float32).unsqueeze(0)
@@ -78,6 +91,13 @@ class Sampler:
         if self._is_greedy:
             return int(scores.argmax())
         return int(torch.multinomial(torch.softmax(scores, dim=-1), 1, generator=self._generator))
+
+
+def token_logprobs(logits: Tensor, token: int, *, num_top: int) -> TokenLogprobs:
+    """Log-probabilities in float32 of ``token`` and the ``num_top`` best under ``logits`` ``[vocab_size]``."""
+    logprobs = torch.log_softmax(logits.to(device="cpu", dtype=torch.float32), dim=-1)
+    values, ids = logprobs.topk(min(num_top, len(logprobs)))
+    return TokenLogprobs(float(logprobs[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
 class OutputPenalty(LogitsProcessor):

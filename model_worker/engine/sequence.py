@@ -62,7 +62,8 @@ class Mailbox:
         if len(parts) == 1:
             return first
         ids = [token_id for part in parts for token_id in part.token_ids]
-        return TokensGenerated(ids, "".join(part.text for part in parts))
+        logprobs = [logprob for part in parts for logprob in part.logprobs]
+        return TokensGenerated(ids, "".join(part.text for part in parts), logprobs)
 
     def _newest(self, progress: Progress) -> Progress:
         while not self._queue.empty():

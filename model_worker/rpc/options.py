@@ -7,6 +7,7 @@ from model_worker.rpc.backend import ModelDescription
 from model_worker.rpc.bounds import (
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
     MAX_OUTPUT_PENALTY,
     MAX_REPETITION_PENALTY,
     MAX_STOP_TEXT_BYTES,
@@ -53,6 +54,7 @@ def read_sampling(sampling: worker_pb2.Sampling, description: ModelDescription) 
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=_logit_bias(sampling, description),
+        logprobs=_num_logprobs(sampling),
     )
 
 
@@ -90,6 +92,14 @@ def _logit_bias(sampling: worker_pb2.Sampling, description: ModelDescription) ->
             )
         check_range(bias, field=f"sampling.logit_bias[{token}]", low=-MAX_LOGIT_BIAS, high=MAX_LOGIT_BIAS)
     return tuple(biases)
+
+
+def _num_logprobs(sampling: worker_pb2.Sampling) -> int | None:
+    if not sampling.HasField("logprobs"):
+        return None
+    if sampling.logprobs > MAX_LOGPROBS:
+        raise InvalidRequest(f"sampling.logprobs is {sampling.logprobs}; send 0 to {MAX_LOGPROBS}, or leave it out")
+    return sampling.logprobs
 
 
 def _min_new_tokens(stopping: worker_pb2.Stopping, description: ModelDescription) -> int:

@@ -58,6 +58,10 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the model's end tokens.")] = False,
     cache_salt: SaltOption = "",
     bypass_prefix_cache: BypassOption = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option("--logprobs", min=0, max=20, help="Log-probabilities of tokens and of N best; JSON only."),
+    ] = None,
     progress: Annotated[
         bool, typer.Option("--progress", help="Show on stderr how far the prompt is computed.")
     ] = False,
@@ -74,6 +78,8 @@ def generate(
     The prompt becomes a user message of the model's chat template; --raw sends
     it as plain text.
     """
+    if logprobs is not None and output is not OutputFormat.JSON:
+        raise typer.BadParameter("--logprobs are shown with --format json alone; add it")
     options: GenerateOptions = {
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
@@ -89,6 +95,7 @@ def generate(
         "stop": stop or (),
         "stop_token_ids": stop_token_id or (),
         "ignore_eos": ignore_eos,
+        "logprobs": logprobs,
         "cache_salt": cache_salt,
         "bypass_prefix_cache": bypass_prefix_cache,
         "on_progress": _show_progress if progress else None,

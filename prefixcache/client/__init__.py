@@ -25,6 +25,7 @@ from prefixcache.client.types import (
     Timings,
     TokenCounters,
     Tokenized,
+    TokenLogprobs,
     Usage,
     WorkerStats,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "Started",
     "Timings",
     "TokenCounters",
+    "TokenLogprobs",
     "Tokenized",
     "Usage",
     "WorkerStats",

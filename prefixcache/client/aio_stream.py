@@ -9,7 +9,7 @@ from typing import Self
 import grpc
 
 from prefixcache.client.connection import Connection, Stubs
-from prefixcache.client.messages import generation
+from prefixcache.client.messages import chunk, generation
 from prefixcache.client.types import Chunk, Generation, Progress, Started
 from prefixcache.errors import InternalError, InvalidRequest, RequestCancelled
 from prefixcache.pb.v1 import worker_pb2 as pb
@@ -41,8 +41,7 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
         self._metadata = () if request_id is None else ((REQUEST_ID_KEY, request_id),)
         self._on_progress = on_progress
         self._call: Call | None = None
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
+        self._chunks: list[Chunk] = []
         self._started: Started | None = None
         self._result: Generation | None = None
         self._is_closed = False
@@ -101,16 +100,13 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
             self._on_progress(Progress(progress.processed_prompt_tokens, progress.prompt_tokens))
 
     def _take(self, tokens: pb.Tokens) -> Chunk:
-        chunk = Chunk(tokens.text, tuple(tokens.ids))
-        self._texts.append(chunk.text)
-        self._token_ids.extend(chunk.token_ids)
-        return chunk
+        self._chunks.append(chunk(tokens))
+        return self._chunks[-1]
 
     async def _finish(self, finished: pb.Finished) -> None:
         assert self._call is not None
         metadata = dict(await self._call.initial_metadata())
-        whole = "".join(self._texts), tuple(self._token_ids)
-        result = generation(whole, finished, request_id=str(metadata.get(REQUEST_ID_KEY, "")))
+        result = generation(self._chunks, finished, request_id=str(metadata.get(REQUEST_ID_KEY, "")))
         with contextlib.suppress(grpc.aio.AioRpcError):  # the answer is whole, whatever the call's status is
             await self._call.read()
         self._result = result

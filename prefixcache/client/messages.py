@@ -1,13 +1,13 @@
 """Between the client's plain values and the messages on the wire, both ways."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 from google.protobuf.message import Message as WireMessage
 
 from prefixcache.client.options import GenerateSettings
-from prefixcache.client.types import FinishReason, Generation, Prompt, Timings, Usage
+from prefixcache.client.types import Chunk, FinishReason, Generation, Prompt, Timings, TokenLogprobs, Usage
 from prefixcache.errors import InvalidRequest
 from prefixcache.pb.v1 import worker_pb2 as pb
 
@@ -69,17 +69,26 @@ def read(kind: type[_Value], message: WireMessage) -> _Value:
     return kind(**{field.name: _plain(hints[field.name], getattr(message, field.name)) for field in fields(kind)})
 
 
-def generation(chunks: tuple[str, tuple[int, ...]], finished: pb.Finished, *, request_id: str) -> Generation:
-    """Make the result of a finished stream from its whole text and ids and its last message."""
-    text, token_ids = chunks
+def chunk(tokens: pb.Tokens) -> Chunk:
+    """Make a piece of the answer."""
+    logprobs = (
+        TokenLogprobs(at_token.logprob, tuple((top.id, top.logprob) for top in at_token.top))
+        for at_token in tokens.logprobs
+    )
+    return Chunk(tokens.text, tuple(tokens.ids), tuple(logprobs))
+
+
+def generation(chunks: Sequence[Chunk], finished: pb.Finished, *, request_id: str) -> Generation:
+    """Make the result of a finished stream from all its chunks and its last message."""
     return Generation(
-        text=text,
-        token_ids=token_ids,
+        text="".join(part.text for part in chunks),
+        token_ids=tuple(token for part in chunks for token in part.token_ids),
         usage=read(Usage, finished.usage),
         timings=read(Timings, finished.timings),
         finish_reason=_REASONS.get(finished.reason, "unspecified"),
         matched_stop=finished.matched_stop,
         request_id=request_id,
+        logprobs=tuple(logprobs for part in chunks for logprobs in part.logprobs),
     )
 
 
@@ -94,8 +103,9 @@ def set_field(message: WireMessage, name: str, value: object) -> None:
 def _set_sampling(sampling: pb.Sampling, settings: GenerateSettings) -> None:
     for name in _SAMPLING_FIELDS:
         set_field(sampling, name, getattr(settings, name))
-    if settings.seed is not None:
-        set_field(sampling, "seed", settings.seed)
+    for name in ("seed", "logprobs"):
+        if getattr(settings, name) is not None:
+            set_field(sampling, name, getattr(settings, name))
     try:
         sampling.logit_bias.update(settings.logit_bias)
     except (TypeError, ValueError, AttributeError) as error:

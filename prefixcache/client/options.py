@@ -15,7 +15,8 @@ class GenerateOptions(TypedDict, total=False):
     all tokens; equal ``seed`` and equal request give equal tokens.
     ``repetition_penalty`` looks at prompt and output, ``presence_penalty`` and
     ``frequency_penalty`` at the output; ``logit_bias`` maps token ids to what is
-    added to their logits. Before ``min_new_tokens`` no end or stop token is
+    added to their logits. ``logprobs`` n asks for the log-probability of each
+    token and of the n best ones, 0 to 20. Before ``min_new_tokens`` no end or stop token is
     chosen. ``stop`` is one text or several. Prefixes are shared only between requests of one ``cache_salt``.
     ``bypass_prefix_cache`` neither takes nor keeps cached prefixes. ``on_progress``
     is called as the prompt is computed, at most once a block, on the client's
@@ -32,6 +33,7 @@ class GenerateOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]
+    logprobs: int | None
     seed: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
@@ -58,6 +60,7 @@ class GenerateSettings:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
     seed: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()

@@ -75,20 +75,36 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities, to base e, at the place of one generated token: its own, and of the best tokens.
+
+    ``top`` has (token id, logprob) pairs, best first. They are the model's own,
+    before any bias, penalty or temperature.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of the answer; either part may be empty, never both for long.
 
     ``text`` never ends inside a character and never holds the beginning of what
-    may become a stop text.
+    may become a stop text. ``logprobs`` has one for each token id, if asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished answer. ``matched_stop`` is the stop text that ended it, or empty."""
+    """A finished answer. ``matched_stop`` is the stop text that ended it, or empty.
+
+    ``logprobs`` has one for each token id, if asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -97,6 +113,7 @@ class Generation:
     finish_reason: FinishReason
     matched_stop: str
     request_id: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

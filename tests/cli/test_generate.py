@@ -98,6 +98,15 @@ def test_bypassing_and_progress_are_asked_for(run: Run, servicer: RecordingServi
     assert result.stdout == "Hello\n"
 
 
+def test_logprobs_are_in_the_json(run: Run, servicer: RecordingServicer) -> None:
+    messages = finished_stream("Hello")
+    messages[1].tokens.logprobs.add(logprob=-0.5, top=[worker_pb2.TopLogprob(id=1, logprob=-0.5)])
+    servicer.script("Generate", messages)
+    answer = json.loads(run("generate", "hi", "--logprobs", "1", "--format", "json").stdout)
+    assert answer["logprobs"] == [{"logprob": -0.5, "top": [[1, -0.5]]}]
+    assert sent(servicer).sampling.logprobs == 1
+
+
 def test_stdin_that_is_no_text_is_wrong_usage(spawn: Spawn, tmp_path: Path, address: str) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with (tmp_path / "bytes").open() as stdin:
@@ -156,6 +165,8 @@ def test_a_passed_deadline_is_exit_code_4(run: Run, servicer: RecordingServicer)
         ["hi", "--max-new-tokens", "0"],
         ["hi", "--top-p", "2"],
         ["hi", "--min-p", "2"],
+        ["hi", "--logprobs", "1"],
+        ["hi", "--logprobs", "21", "--format", "json"],
         ["hi", "--logit-bias", "4"],
         ["hi", "--logit-bias", "x=1"],
         ["hi", "--format", "xml"],

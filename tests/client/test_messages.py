@@ -65,6 +65,7 @@ def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt: Any, what: s
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {1: "much"}),
         ("logit_bias", 7),
+        ("logprobs", -1),
         ("min_new_tokens", -1),
         ("seed", -1),
         ("seed", 2**64),
@@ -85,6 +86,7 @@ def test_defaults_are_greedy_and_leave_optional_fields_absent() -> None:
     request = generate_request("x", GenerateSettings())
     assert request.sampling.temperature == 0.0
     assert not request.sampling.HasField("seed")
+    assert not request.sampling.HasField("logprobs")
     assert not request.stopping.HasField("max_new_tokens")
 
 
@@ -99,6 +101,7 @@ def test_every_option_reaches_its_field() -> None:
         presence_penalty=-1.0,
         frequency_penalty=1.5,
         logit_bias={3: -100},
+        logprobs=0,
         min_new_tokens=2,
         seed=0,
         stop=["a", "b"],
@@ -115,6 +118,7 @@ def test_every_option_reaches_its_field() -> None:
     assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.5, 2.0, 2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 1.5)
     assert request.bypass_prefix_cache
+    assert (sampling.logprobs, sampling.HasField("logprobs")) == (0, True)
     assert dict(sampling.logit_bias) == {3: -100.0}
     assert (stopping.max_new_tokens, list(stopping.stop), list(stopping.stop_token_ids)) == (5, ["a", "b"], [7])
     assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "salt", "m")

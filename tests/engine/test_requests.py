@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from model_worker.engine.request import Progress, Started, TokensGenerated
+from model_worker.engine.request import Progress, SamplingParams, Started, TokenLogprobs, TokensGenerated
 from prefixcache.errors import InvalidRequest, NotFound, RequestCancelled
 from tests.engine.conftest import Start
 from tests.engine.driver import BLOCK_SIZE, Driver, entered, gated, random_prompt, until
@@ -94,3 +94,16 @@ async def test_abort_finds_neither_unknown_nor_ended_nor_aborted_requests(driver
         with pytest.raises(NotFound, match=f"no request '{name}' waits or runs"):
             driver.engine.abort(name)
     await reader.aclose()
+
+
+async def test_each_token_has_logprobs_equal_cold_and_hit(driver: Driver) -> None:
+    async def logprobs_of_answer() -> list[TokenLogprobs]:
+        request = driver.request(PROMPT, max_new_tokens=5, sampling=SamplingParams(logprobs=2))
+        events = [event async for event in driver.engine.generate(request)]
+        tokens = [event for event in events if isinstance(event, TokensGenerated)]
+        assert all(len(event.logprobs) == len(event.token_ids) for event in tokens)
+        return [logprobs for event in tokens for logprobs in event.logprobs]
+
+    cold = await logprobs_of_answer()
+    assert [logprobs.logprob for logprobs in cold] == [logprobs.top[0][1] for logprobs in cold]
+    assert await logprobs_of_answer() == cold

@@ -150,6 +150,29 @@ def test_no_end_token_is_chosen_before_the_least_length() -> None:
     assert 0 not in drawn
 
 
+@pytest.mark.parametrize("num_top", [0, 3, 20, 99])
+def test_logprobs_are_the_models_whatever_changes_the_choice(num_top: int) -> None:
+    row = logits().bfloat16()
+    params = SamplingParams(temperature=0.5, seed=1, logit_bias=((7, 9.0),), logprobs=num_top)
+    sampler = Sampler(params)
+    tokens = [sampler.sample(row), sampler.sample(row)]
+    expected = torch.log_softmax(row.float(), dim=-1)
+    best = expected.topk(min(num_top, len(row)))
+    taken = sampler.take_logprobs()
+    assert [logprobs.logprob for logprobs in taken] == [float(expected[token]) for token in tokens]
+    for logprobs in taken:
+        assert [token for token, _ in logprobs.top] == best.indices.tolist()
+        assert [value for _, value in logprobs.top] == best.values.tolist()
+    assert sampler.take_logprobs() == []
+
+
+def test_logprobs_change_no_choice() -> None:
+    row = logits()
+    params = SamplingParams(temperature=1.0, seed=5)
+    assert draw(SamplingParams(temperature=1.0, seed=5, logprobs=2), row) == draw(params, row)
+    assert draw(SamplingParams(logprobs=2), row) == draw(SamplingParams(), row)
+
+
 def test_logits_are_left_as_they_were() -> None:
     row = logits()
     before = row.clone()

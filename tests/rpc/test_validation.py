@@ -63,6 +63,7 @@ BAD_OPTIONS = {
     "biased id outside": (GenerateRequest(sampling=Sampling(logit_bias={256: 1.0})), "logit_bias has token id 256"),
     "bias too large": (GenerateRequest(sampling=Sampling(logit_bias={7: 101.0})), "sampling.logit_bias[7] is 101"),
     "bias NaN": (GenerateRequest(sampling=Sampling(logit_bias={7: math.nan})), "sampling.logit_bias[7] is nan"),
+    "too many logprobs": (GenerateRequest(sampling=Sampling(logprobs=21)), "sampling.logprobs is 21; send 0 to 20"),
     "least above most": (GenerateRequest(stopping=Stopping(max_new_tokens=3, min_new_tokens=4)), "send at most 3"),
     "least above the window": (GenerateRequest(stopping=Stopping(min_new_tokens=1001)), "min_new_tokens is 1001"),
     "no new tokens": (GenerateRequest(stopping=Stopping(max_new_tokens=0)), "stopping.max_new_tokens is 0; send 1 to"),
@@ -176,12 +177,13 @@ async def test_every_sampling_and_stopping_field_reaches_the_engine(worker: Work
         presence_penalty=-0.5,
         frequency_penalty=0.75,
         logit_bias={9: 1.0, 4: -2.0},
+        logprobs=0,
     )
     stopping = Stopping(max_new_tokens=5, stop=["x"], stop_token_ids=[6], ignore_eos=True, min_new_tokens=2)
     await worker.model.Generate(GenerateRequest(prompt=HELLO, sampling=sampling, stopping=stopping)).read()
     asked = worker.engine.requests[-1]
     biases = ((4, -2.0), (9, 1.0))
-    assert asked.sampling == SamplingParams(0.5, 3, 0.25, 7, 0.125, 1.5, -0.5, 0.75, biases)
+    assert asked.sampling == SamplingParams(0.5, 3, 0.25, 7, 0.125, 1.5, -0.5, 0.75, biases, 0)
     assert asked.stopping == StopConditions(5, ("x",), (6,), True, 2)
 
 
