@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from prefixcache.client.types import Tokenized as Tokenized
     from prefixcache.client.types import TokenLogprobs as TokenLogprobs
     from prefixcache.client.types import Usage as Usage
+    from prefixcache.client.types import Warmed as Warmed
     from prefixcache.client.types import WorkerStats as WorkerStats
     from prefixcache.errors import CapacityExceeded as CapacityExceeded
     from prefixcache.errors import ConfigError as ConfigError
@@ -82,6 +83,7 @@ _EXPORTS = {
         "TokenLogprobs",
         "Tokenized",
         "Usage",
+        "Warmed",
         "WorkerStats",
     ),
     "prefixcache.errors": (

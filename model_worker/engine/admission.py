@@ -57,9 +57,12 @@ class Admission:
                 f"generated; ask for fewer, or raise max_new_tokens"
             )
         self._check_ids(request.prompt_token_ids)
+        ids = request.prompt_token_ids
+        if request.only_warms:
+            ids = ids[: len(ids) // self._limits.block_size * self._limits.block_size]
         run = CanonicalRun(
-            request.prompt_token_ids,
-            token_bytes(request.prompt_token_ids),
+            ids,
+            token_bytes(ids),
             self.scope_root(request.cache_salt),
             bypasses_cache=request.bypass_prefix_cache,
         )

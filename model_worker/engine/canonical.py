@@ -55,9 +55,13 @@ class Canonical:
         """
         run.slot = slot
         run.lease = self._cache_of(run).acquire(run.root, run.tokens, max_blocks=len(run) // self._block_size)
-        reusable = (len(run) - 1) // self._block_size
+        reusable = max(len(run) - 1, 0) // self._block_size
         run.num_cached = min(run.lease.num_blocks, reusable) * self._block_size
         return run.num_cached
+
+    def is_whole(self, run: CanonicalRun) -> bool:
+        """Whether all of a run's tokens, whole blocks, are cached or published."""
+        return run.lease is not None and run.lease.num_blocks * self._block_size == len(run)
 
     async def load(self, run: CanonicalRun) -> None:
         """Copy what is cached into the slot."""

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar, TypeVarTuple
 
@@ -17,7 +18,7 @@ from model_worker.engine.admission import EngineLimits
 from model_worker.engine.loop import EngineLoop, EngineParts
 from model_worker.engine.request import Event, Finished, GenerateRequest
 from model_worker.engine.sequence import Phase, Sequence
-from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, WorkerStats
+from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, WarmResult, WorkerStats
 from prefixcache.core.blocks import token_bytes
 from prefixcache.errors import CapacityExceeded, EngineStopped, InvalidRequest, NotFound, RequestCancelled
 
@@ -119,6 +120,29 @@ class Engine:
             cached_blocks=num_cached,
             num_blocks=num_tokens // size,
             block_size=size,
+        )
+
+    async def warm(self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str) -> WarmResult:
+        """Compute the prompt's full blocks that are not cached, as one request; cancelling the task aborts it.
+
+        Raises what ``generate`` raises, and InvalidRequest where nothing is cached.
+        """
+        if not self.description.is_cache_enabled:
+            raise InvalidRequest(
+                "this worker caches nothing, so nothing can be warmed; start it without --no-cache and with more "
+                "--l1-bytes"
+            )
+        request = GenerateRequest(request_id, prompt_token_ids, cache_salt=cache_salt, only_warms=True)
+        async with aclosing(self.generate(request)) as events:
+            (record,) = [event.record async for event in events if isinstance(event, Finished)]
+        found = self.lookup(prompt_token_ids, cache_salt=cache_salt)
+        return WarmResult(
+            prompt_tokens=found.prompt_tokens,
+            cached_prompt_tokens=record.cached_prompt_tokens,
+            computed_prompt_tokens=record.computed_prompt_tokens,
+            cached_blocks=found.cached_blocks,
+            num_blocks=found.num_blocks,
+            block_size=found.block_size,
         )
 
     def evict(self, target_bytes: int) -> EvictResult:

@@ -161,6 +161,10 @@ class EngineLoop:
         record.cached_prompt_tokens = self._canonical.match(sequence.run, self._slots.take())
         matched_at = self._clock()
         record.lookup_s = matched_at - started_at
+        if sequence.request.only_warms and self._canonical.is_whole(sequence.run):
+            record.cached_prompt_tokens = len(sequence.run)
+            self._finish_warming(sequence)
+            return
         sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens))
         await self._canonical.load(sequence.run)
         record.load_s = self._clock() - matched_at
@@ -170,13 +174,17 @@ class EngineLoop:
         run = sequence.run
         started_at = self._clock()
         num_before = run.num_computed
-        token = await self._canonical.advance(run, sequence.sampler)
+        only_warms = sequence.request.only_warms
+        token = await self._canonical.advance(run, None if only_warms else sequence.sampler)
         took = self._clock() - started_at
         num_computed = run.num_computed - num_before
         self.ledger.note_prefill(num_computed, took)
         sequence.record.prefill_s += took
         sequence.record.computed_prompt_tokens += num_computed
         if sequence.is_abandoned:
+            return
+        if only_warms and run.num_computed == len(run):
+            self._finish_warming(sequence)
             return
         if token is None:
             if sequence.request.report_progress:
@@ -222,6 +230,12 @@ class EngineLoop:
         self._leave(sequence)
         self._close(sequence, outcome="finished")
         sequence.mailbox.put(Finished(record))
+
+    def _finish_warming(self, sequence: Sequence) -> None:
+        sequence.record.finish_reason = "warmed"
+        self._leave(sequence)
+        self._close(sequence, outcome="finished")
+        sequence.mailbox.put(Finished(sequence.record))
 
     def _offer_history(self, sequence: Sequence) -> None:
         run = sequence.run

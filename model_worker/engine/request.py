@@ -48,7 +48,10 @@ class StopConditions:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request: a tokenized prompt and what to do with it. Its id is nobody else's while it waits or runs."""
+    """One request: a tokenized prompt and what to do with it. Its id is nobody else's while it waits or runs.
+
+    One that ``only_warms`` computes the prompt's full blocks for the cache and generates nothing.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -57,6 +60,7 @@ class GenerateRequest:
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
     report_progress: bool = False
+    only_warms: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,18 @@ class LookupResult:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmResult:
+    """What warming found and did; ``cached_blocks`` are those in the cache now."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    computed_prompt_tokens: int
+    cached_blocks: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class EvictResult:
     """What was evicted."""
 

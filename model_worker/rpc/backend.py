@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from model_worker.engine.request import Event, GenerateRequest
-from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, WorkerStats
+from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, WarmResult, WorkerStats
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -69,6 +69,9 @@ class Backend(Protocol):
 
     def lookup(self, prompt_token_ids: list[int], /, *, cache_salt: str) -> LookupResult:
         """Say what of a prompt is cached, changing nothing."""
+
+    def warm(self, prompt_token_ids: list[int], /, *, cache_salt: str, request_id: str) -> Awaitable[WarmResult]:
+        """Compute a prompt's full blocks for the cache; cancelling the caller aborts it."""
 
     def evict(self, target_bytes: int, /) -> EvictResult:
         """Shrink the cache to at most ``target_bytes``."""

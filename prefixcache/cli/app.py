@@ -15,6 +15,7 @@ from prefixcache.cli.lookup import lookup
 from prefixcache.cli.ping import ping
 from prefixcache.cli.serve import serve
 from prefixcache.cli.stats import stats
+from prefixcache.cli.warm import warm
 
 app = typer.Typer(
     name="prefixcache",
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for verb in (serve, generate, chat, abort, lookup, stats, evict, clear, ping, demo):
+for verb in (serve, generate, chat, abort, lookup, warm, stats, evict, clear, ping, demo):
     app.command(epilog=EPILOG)(exits_by_code(verb))
 
 

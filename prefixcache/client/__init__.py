@@ -27,6 +27,7 @@ from prefixcache.client.types import (
     Tokenized,
     TokenLogprobs,
     Usage,
+    Warmed,
     WorkerStats,
 )
 
@@ -58,5 +59,6 @@ __all__ = [
     "TokenLogprobs",
     "Tokenized",
     "Usage",
+    "Warmed",
     "WorkerStats",
 ]

@@ -22,6 +22,7 @@ from prefixcache.client.types import (
     ModelInfo,
     Prompt,
     Tokenized,
+    Warmed,
     WorkerStats,
 )
 from prefixcache.errors import EngineStopped
@@ -86,6 +87,12 @@ class AsyncClient:
         request = cache_pb2.LookupRequest(prompt=wire_prompt(prompt))
         set_field(request, "cache_salt", cache_salt)
         return read(Lookup, await self._unary(lambda stubs, left: stubs.cache.Lookup(request, timeout=left)))
+
+    async def warm(self, prompt: Prompt, *, cache_salt: str = "") -> Warmed:
+        """Compute the prompt's full blocks that are not cached and keep them; generates nothing."""
+        request = cache_pb2.WarmRequest(prompt=wire_prompt(prompt))
+        set_field(request, "cache_salt", cache_salt)
+        return read(Warmed, await self._unary(lambda stubs, left: stubs.cache.Warm(request, timeout=left)))
 
     async def model_info(self) -> ModelInfo:
         """Describe the model served, its limits and its cache identity."""

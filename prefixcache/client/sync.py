@@ -23,6 +23,7 @@ from prefixcache.client.types import (
     Prompt,
     Started,
     Tokenized,
+    Warmed,
     WorkerStats,
 )
 
@@ -119,6 +120,10 @@ class Client:
     def lookup(self, prompt: Prompt, *, cache_salt: str = "") -> Lookup:
         """Say how much of a prompt is cached now, without changing anything."""
         return self._loop.run(lambda: self._client.lookup(prompt, cache_salt=cache_salt))
+
+    def warm(self, prompt: Prompt, *, cache_salt: str = "") -> Warmed:
+        """Compute the prompt's full blocks that are not cached and keep them; generates nothing."""
+        return self._loop.run(lambda: self._client.warm(prompt, cache_salt=cache_salt))
 
     def model_info(self) -> ModelInfo:
         """Describe the model served, its limits and its cache identity."""

@@ -140,6 +140,18 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmed:
+    """What warming found and did; ``cached_blocks`` are those in the cache now."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    computed_prompt_tokens: int
+    cached_blocks: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The model a worker serves, its limits and its cache identity."""
 

@@ -16,7 +16,7 @@ from prefixcache.pb.v1 import admin_pb2, cache_pb2
 from tests.cli.conftest import ROOT, Run
 from tests.fakes.recording_servicer import RecordingServicer
 
-VERBS = ["serve", "generate", "chat", "abort", "lookup", "stats", "evict", "clear", "ping", "demo"]
+VERBS = ["serve", "generate", "chat", "abort", "lookup", "warm", "stats", "evict", "clear", "ping", "demo"]
 
 
 def worker_stats() -> admin_pb2.GetStatsResponse:
@@ -65,6 +65,16 @@ def test_lookup_as_json(run: Run) -> None:
 def test_evict_takes_sizes_for_people(run: Run, servicer: RecordingServicer, size: str, num_bytes: int) -> None:
     assert run("evict", "--to", size).exit_code == 0
     assert servicer.requests("Evict")[0].target_bytes == num_bytes
+
+
+def test_warm_sends_what_generate_would_send_and_says_what_it_did(run: Run, servicer: RecordingServicer) -> None:
+    counts = {"prompt_tokens": 140, "computed_prompt_tokens": 64, "cached_blocks": 2, "num_blocks": 2, "block_size": 64}
+    servicer.script("Warm", cache_pb2.WarmResponse(**counts))
+    said = run("warm", "hi", "--system", "s", "--cache-salt", "x").stdout
+    assert said == "64 of 140 prompt tokens computed; 2 of 2 full blocks of 64 tokens are cached\n"
+    request = servicer.requests("Warm")[0]
+    assert ([turn.role for turn in request.prompt.chat.messages], request.cache_salt) == (["system", "user"], "x")
+    assert json.loads(run("warm", "hi", "--format", "json").stdout)["num_blocks"] == 2
 
 
 def test_evict_says_what_went(run: Run, servicer: RecordingServicer) -> None:

@@ -21,6 +21,7 @@ from prefixcache import (
     PrefixCacheError,
     RequestCancelled,
     Tokenized,
+    Warmed,
 )
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
 from tests.fakes.recording_servicer import RecordingServicer, serving, serving_in_thread
@@ -38,6 +39,12 @@ def test_lookup_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer,
     servicer.script("Lookup", cache_pb2.LookupResponse(prompt_tokens=9, cached_blocks=1, num_blocks=2, block_size=4))
     assert client.lookup("text", cache_salt="s") == Lookup(9, 0, 1, 2, 4)
     assert servicer.requests("Lookup")[0].cache_salt == "s"
+
+
+def test_warm_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer, client: Client) -> None:
+    servicer.script("Warm", cache_pb2.WarmResponse(prompt_tokens=9, computed_prompt_tokens=8, num_blocks=2))
+    assert client.warm("text", cache_salt="s") == Warmed(9, 0, 8, 0, 2, 0)
+    assert servicer.requests("Warm")[0].cache_salt == "s"
 
 
 def test_model_info_gives_plain_values(servicer: RecordingServicer, client: Client) -> None:
@@ -99,6 +106,7 @@ async def test_the_async_client_answers_every_call(async_client: AsyncClient) ->
     assert (await async_client.stats()).uptime_s == 0
     assert (await async_client.evict(0)).used_bytes == 0
     assert (await async_client.clear()).cleared_blocks == 0
+    assert (await async_client.warm("x")).num_blocks == 0
     await async_client.abort("mine")
     assert await async_client.ping() > 0
 

@@ -15,6 +15,7 @@ from model_worker.engine.statistics import (
     Percentiles,
     RequestStats,
     TokenStats,
+    WarmResult,
     WorkerStats,
 )
 from prefixcache.accounting import RequestRecord
@@ -144,6 +145,7 @@ class FakeEngine:
     close_s: float = 0
     requests: list[GenerateRequest] = field(default_factory=list)
     lookups: list[tuple[list[int], str]] = field(default_factory=list)
+    warmings: list[tuple[list[int], str]] = field(default_factory=list)
     evictions: list[int] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     num_io_calls: int = 0
@@ -176,6 +178,18 @@ class FakeEngine:
         self.lookups.append((prompt_token_ids, cache_salt))
         return LookupResult(
             prompt_tokens=len(prompt_token_ids), cached_prompt_tokens=4, cached_blocks=1, num_blocks=2, block_size=4
+        )
+
+    async def warm(self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str) -> WarmResult:
+        assert request_id
+        self.warmings.append((prompt_token_ids, cache_salt))
+        return WarmResult(
+            prompt_tokens=len(prompt_token_ids),
+            cached_prompt_tokens=4,
+            computed_prompt_tokens=8,
+            cached_blocks=3,
+            num_blocks=5,
+            block_size=6,
         )
 
     def evict(self, target_bytes: int) -> EvictResult:

@@ -120,6 +120,9 @@ class RecordingServicer(
     async def Lookup(self, request: cache_pb2.LookupRequest, context: Any) -> cache_pb2.LookupResponse:  # noqa: N802
         return await self._answer("Lookup", request, context, cache_pb2.LookupResponse)
 
+    async def Warm(self, request: cache_pb2.WarmRequest, context: Any) -> cache_pb2.WarmResponse:  # noqa: N802
+        return await self._answer("Warm", request, context, cache_pb2.WarmResponse)
+
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Any) -> admin_pb2.GetStatsResponse:  # noqa: N802
         return await self._answer("GetStats", request, context, admin_pb2.GetStatsResponse)
 

@@ -15,6 +15,7 @@ from model_worker.engine.statistics import (
     Percentiles,
     RequestStats,
     TokenStats,
+    WarmResult,
 )
 from model_worker.models.catalog import ModelDescription
 from model_worker.rpc.messages import fill
@@ -40,6 +41,20 @@ async def test_lookup_carries_the_result(worker: Worker) -> None:
     found = await worker.cache.Lookup(cache_pb2.LookupRequest(prompt=prompt))
     assert found == cache_pb2.LookupResponse(
         prompt_tokens=8, cached_prompt_tokens=4, cached_blocks=1, num_blocks=2, block_size=4
+    )
+
+
+async def test_warm_passes_prompt_and_salt_and_carries_the_result(worker: Worker) -> None:
+    prompt = worker_pb2.Prompt(text="12345678")
+    warmed = await worker.cache.Warm(cache_pb2.WarmRequest(prompt=prompt, cache_salt="s"))
+    assert worker.engine.warmings == [(list(b"12345678"), "s")]
+    assert warmed == cache_pb2.WarmResponse(
+        prompt_tokens=8,
+        cached_prompt_tokens=4,
+        computed_prompt_tokens=8,
+        cached_blocks=3,
+        num_blocks=5,
+        block_size=6,
     )
 
 
@@ -80,6 +95,7 @@ async def test_clear_carries_the_result(worker: Worker) -> None:
         (Percentiles, admin_pb2.Percentiles),
         (LatencyStats, admin_pb2.LatencyStats),
         (LookupResult, cache_pb2.LookupResponse),
+        (WarmResult, cache_pb2.WarmResponse),
         (EvictResult, admin_pb2.EvictResponse),
         (ClearResult, admin_pb2.ClearResponse),
         (Started, worker_pb2.Started),

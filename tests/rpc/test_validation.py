@@ -101,6 +101,7 @@ async def test_bad_prompt_is_refused_alike_by_all_who_take_one(worker: Worker, n
         await error_of(worker.model.Generate(GenerateRequest(prompt=prompt)).read()),
         await error_of(worker.model.Tokenize(worker_pb2.TokenizeRequest(prompt=prompt))),
         await error_of(worker.cache.Lookup(cache_pb2.LookupRequest(prompt=prompt))),
+        await error_of(worker.cache.Warm(cache_pb2.WarmRequest(prompt=prompt))),
     ]
     assert {type(failure) for failure in failures} == {InvalidRequest}
     (text,) = {str(failure) for failure in failures}
@@ -126,11 +127,15 @@ async def test_option_at_its_bound_is_taken(worker: Worker, name: str) -> None:
     assert len([response async for response in worker.model.Generate(request)]) == 4
 
 
-async def test_bad_salt_is_refused_by_lookup_and_not_shown(worker: Worker) -> None:
-    request = cache_pb2.LookupRequest(prompt=HELLO, cache_salt="secret" * 50)
-    failure = await error_of(worker.cache.Lookup(request))
-    assert isinstance(failure, InvalidRequest)
-    assert "secret" not in str(failure)
+async def test_bad_salt_is_refused_by_lookup_and_warm_and_not_shown(worker: Worker) -> None:
+    salt = "secret" * 50
+    for call in (
+        worker.cache.Lookup(cache_pb2.LookupRequest(prompt=HELLO, cache_salt=salt)),
+        worker.cache.Warm(cache_pb2.WarmRequest(prompt=HELLO, cache_salt=salt)),
+    ):
+        failure = await error_of(call)
+        assert isinstance(failure, InvalidRequest)
+        assert "secret" not in str(failure)
 
 
 async def test_another_model_is_not_found(worker: Worker) -> None:

@@ -108,7 +108,7 @@ class RequestStats(_message.Message):
     received: _builtins.int
     """Taken into the queue since start."""
     finished: _builtins.int
-    """Ended with Finished."""
+    """Ended with Finished, and Warm calls that were served."""
     cancelled: _builtins.int
     """Cancelled by the caller or by its deadline."""
     refused: _builtins.int
@@ -137,7 +137,7 @@ Global___RequestStats: _TypeAlias = RequestStats  # noqa: Y015
 
 @_typing.final
 class TokenStats(_message.Message):
-    """Tokens by kind, summed over finished requests."""
+    """Tokens by kind, summed over finished generations."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,7 +154,9 @@ class TokenStats(_message.Message):
     completion: _builtins.int
     """Generated tokens."""
     computed: _builtins.int
-    """Prompt tokens really computed by the model, cancelled requests included."""
+    """Prompt tokens really computed by the model, Warm and cancelled requests
+    included.
+    """
     saved_s: _builtins.float
     """Estimated prefill seconds saved."""
     hit_rate: _builtins.float
