@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prefixcache.client import GenerateOptions as GenerateOptions
     from prefixcache.client import GenerationStream as GenerationStream
     from prefixcache.client.types import CacheCounters as CacheCounters
+    from prefixcache.client.types import CachedPrefix as CachedPrefix
     from prefixcache.client.types import Chunk as Chunk
     from prefixcache.client.types import Cleared as Cleared
     from prefixcache.client.types import EngineCounters as EngineCounters
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from prefixcache.client.types import Messages as Messages
     from prefixcache.client.types import ModelInfo as ModelInfo
     from prefixcache.client.types import Percentiles as Percentiles
+    from prefixcache.client.types import PrefixPage as PrefixPage
     from prefixcache.client.types import Progress as Progress
     from prefixcache.client.types import Prompt as Prompt
     from prefixcache.client.types import RequestCounters as RequestCounters
@@ -59,6 +61,7 @@ _EXPORTS = {
         "AsyncClient",
         "AsyncGenerationStream",
         "CacheCounters",
+        "CachedPrefix",
         "Cleared",
         "Client",
         "EngineCounters",
@@ -73,6 +76,7 @@ _EXPORTS = {
         "Messages",
         "ModelInfo",
         "Percentiles",
+        "PrefixPage",
         "Progress",
         "Prompt",
         "RequestCounters",

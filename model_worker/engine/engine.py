@@ -15,10 +15,11 @@ from typing import TypeVar, TypeVarTuple
 import psutil
 
 from model_worker.engine.admission import EngineLimits
+from model_worker.engine.listing import list_page
 from model_worker.engine.loop import EngineLoop, EngineParts
 from model_worker.engine.request import Event, Finished, GenerateRequest
 from model_worker.engine.sequence import Phase, Sequence
-from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, WarmResult, WorkerStats
+from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, PrefixPage, WarmResult, WorkerStats
 from prefixcache.core.blocks import token_bytes
 from prefixcache.errors import CapacityExceeded, EngineStopped, InvalidRequest, NotFound, RequestCancelled
 
@@ -144,6 +145,10 @@ class Engine:
             num_blocks=found.num_blocks,
             block_size=found.block_size,
         )
+
+    def list_prefixes(self, *, page_size: int, page_token: str) -> PrefixPage:
+        """A page of what is cached; raises InvalidRequest for a token that no page gave."""
+        return list_page(self._cache, page_size=page_size, page_token=page_token)
 
     def evict(self, target_bytes: int) -> EvictResult:
         """Evict until the cache holds at most ``target_bytes`` or the rest is in use."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from model_worker.engine.request import Event, GenerateRequest
-from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, WarmResult, WorkerStats
+from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, PrefixPage, WarmResult, WorkerStats
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -72,6 +72,9 @@ class Backend(Protocol):
 
     def warm(self, prompt_token_ids: list[int], /, *, cache_salt: str, request_id: str) -> Awaitable[WarmResult]:
         """Compute a prompt's full blocks for the cache; cancelling the caller aborts it."""
+
+    def list_prefixes(self, *, page_size: int, page_token: str) -> PrefixPage:
+        """Give a page of what is cached; raises InvalidRequest for a token that no page gave."""
 
     def evict(self, target_bytes: int, /) -> EvictResult:
         """Shrink the cache to at most ``target_bytes``."""

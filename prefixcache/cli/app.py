@@ -12,6 +12,7 @@ from prefixcache.cli.evict import evict
 from prefixcache.cli.failures import EPILOG, exits_by_code
 from prefixcache.cli.generate import generate
 from prefixcache.cli.lookup import lookup
+from prefixcache.cli.ls import ls
 from prefixcache.cli.ping import ping
 from prefixcache.cli.serve import serve
 from prefixcache.cli.stats import stats
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for verb in (serve, generate, chat, abort, lookup, warm, stats, evict, clear, ping, demo):
+for verb in (serve, generate, chat, abort, lookup, warm, stats, ls, evict, clear, ping, demo):
     app.command(epilog=EPILOG)(exits_by_code(verb))
 
 

@@ -6,6 +6,7 @@ from prefixcache.client.options import GenerateOptions
 from prefixcache.client.sync import Client, GenerationStream
 from prefixcache.client.types import (
     CacheCounters,
+    CachedPrefix,
     Chunk,
     Cleared,
     EngineCounters,
@@ -18,6 +19,7 @@ from prefixcache.client.types import (
     Messages,
     ModelInfo,
     Percentiles,
+    PrefixPage,
     Progress,
     Prompt,
     RequestCounters,
@@ -35,6 +37,7 @@ __all__ = [
     "AsyncClient",
     "AsyncGenerationStream",
     "CacheCounters",
+    "CachedPrefix",
     "Chunk",
     "Cleared",
     "Client",
@@ -50,6 +53,7 @@ __all__ = [
     "Messages",
     "ModelInfo",
     "Percentiles",
+    "PrefixPage",
     "Progress",
     "Prompt",
     "RequestCounters",

@@ -14,12 +14,14 @@ from prefixcache.client.messages import generate_request, read, set_field, wire_
 from prefixcache.client.options import GenerateOptions, GenerateSettings
 from prefixcache.client.retry import Retrier, RetryPolicy
 from prefixcache.client.types import (
+    CachedPrefix,
     Cleared,
     Evicted,
     Generation,
     Lookup,
     Messages,
     ModelInfo,
+    PrefixPage,
     Prompt,
     Tokenized,
     Warmed,
@@ -103,6 +105,15 @@ class AsyncClient:
         """Give the worker's counters and gauges since it started."""
         request = admin_pb2.GetStatsRequest()
         return read(WorkerStats, await self._unary(lambda stubs, left: stubs.admin.GetStats(request, timeout=left)))
+
+    async def list_prefixes(self, *, page_size: int = 100, page_token: str = "") -> PrefixPage:
+        """Give a page of cached prefixes, most recently used first; at most 1,000."""
+        request = admin_pb2.ListPrefixesRequest()
+        set_field(request, "page_size", page_size)
+        set_field(request, "page_token", page_token)
+        page = await self._unary(lambda stubs, left: stubs.admin.ListPrefixes(request, timeout=left))
+        prefixes = tuple(read(CachedPrefix, prefix) for prefix in page.prefixes)
+        return PrefixPage(prefixes, page.next_page_token)
 
     async def evict(self, target_bytes: int) -> Evicted:
         """Evict least recently used blocks until at most ``target_bytes`` are held; blocks in use stay."""

@@ -20,6 +20,7 @@ from prefixcache.client.types import (
     Lookup,
     Messages,
     ModelInfo,
+    PrefixPage,
     Prompt,
     Started,
     Tokenized,
@@ -132,6 +133,10 @@ class Client:
     def stats(self) -> WorkerStats:
         """Give the worker's counters and gauges since it started."""
         return self._loop.run(self._client.stats)
+
+    def list_prefixes(self, *, page_size: int = 100, page_token: str = "") -> PrefixPage:
+        """Give a page of cached prefixes, most recently used first; at most 1,000."""
+        return self._loop.run(lambda: self._client.list_prefixes(page_size=page_size, page_token=page_token))
 
     def evict(self, target_bytes: int) -> Evicted:
         """Evict least recently used blocks until at most ``target_bytes`` are held; blocks in use stay."""

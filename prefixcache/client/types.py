@@ -263,6 +263,30 @@ class WorkerStats:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """A prefix at whose end cached prompts part or end.
+
+    ``own_bytes`` are those of its last blocks, which the next shorter one in the
+    list does not have. ``hits`` counts how often it, or one that begins with it,
+    was taken from the cache. Nothing longer begins with one that ``is_leaf``.
+    """
+
+    num_tokens: int
+    own_bytes: int
+    hits: int
+    is_held: bool
+    is_leaf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPage:
+    """Cached prefixes, most recently used first; ``next_page_token`` is empty after the last page."""
+
+    prefixes: tuple[CachedPrefix, ...]
+    next_page_token: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evicted:
     """What an eviction removed, and the bytes still held (above the target where blocks are in use)."""
 

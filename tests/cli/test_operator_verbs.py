@@ -16,7 +16,7 @@ from prefixcache.pb.v1 import admin_pb2, cache_pb2
 from tests.cli.conftest import ROOT, Run
 from tests.fakes.recording_servicer import RecordingServicer
 
-VERBS = ["serve", "generate", "chat", "abort", "lookup", "warm", "stats", "evict", "clear", "ping", "demo"]
+VERBS = ["serve", "generate", "chat", "abort", "lookup", "warm", "stats", "ls", "evict", "clear", "ping", "demo"]
 
 
 def worker_stats() -> admin_pb2.GetStatsResponse:
@@ -75,6 +75,27 @@ def test_warm_sends_what_generate_would_send_and_says_what_it_did(run: Run, serv
     request = servicer.requests("Warm")[0]
     assert ([turn.role for turn in request.prompt.chat.messages], request.cache_salt) == (["system", "user"], "x")
     assert json.loads(run("warm", "hi", "--format", "json").stdout)["num_blocks"] == 2
+
+
+def listed(*sizes: int, token: str = "") -> admin_pb2.ListPrefixesResponse:
+    prefixes = [admin_pb2.CachedPrefix(num_tokens=size, own_bytes=1_000_000, hits=2) for size in sizes]
+    return admin_pb2.ListPrefixesResponse(prefixes=prefixes, next_page_token=token)
+
+
+def test_ls_reads_pages_up_to_its_limit(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("ListPrefixes", listed(64, 1280, token="a"), listed(192, token="b"))
+    result = run("ls", "--limit", "3")
+    assert [line.split()[0] for line in result.stdout.splitlines() if "MB" in line] == ["64", "1,280", "192"]
+    assert result.stderr == "the first 3; --limit lists more\n"
+    asked = [(request.page_size, request.page_token) for request in servicer.requests("ListPrefixes")]
+    assert asked == [(3, ""), (1, "a")]
+
+
+def test_ls_as_json_is_one_object(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("ListPrefixes", listed(64))
+    answer = json.loads(run("ls", "--format", "json").stdout)
+    prefix = {"num_tokens": 64, "own_bytes": 1_000_000, "hits": 2, "is_held": False, "is_leaf": False}
+    assert answer == {"prefixes": [prefix], "has_more": False}
 
 
 def test_evict_says_what_went(run: Run, servicer: RecordingServicer) -> None:

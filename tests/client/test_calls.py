@@ -7,6 +7,7 @@ from grpc_health.v1 import health_pb2
 
 from prefixcache import (
     AsyncClient,
+    CachedPrefix,
     CapacityExceeded,
     Cleared,
     Client,
@@ -19,6 +20,7 @@ from prefixcache import (
     Lookup,
     NotFound,
     PrefixCacheError,
+    PrefixPage,
     RequestCancelled,
     Tokenized,
     Warmed,
@@ -65,6 +67,15 @@ def test_stats_are_nested_values(servicer: RecordingServicer, client: Client) ->
     assert (stats.tokens.cached, stats.latency.ttft.p50_s, stats.cache.num_blocks) == (3, 0.25, 0)
 
 
+def test_list_prefixes_gives_a_page(servicer: RecordingServicer, client: Client) -> None:
+    prefix = admin_pb2.CachedPrefix(num_tokens=8, own_bytes=9, hits=3, is_leaf=True)
+    servicer.script("ListPrefixes", admin_pb2.ListPrefixesResponse(prefixes=[prefix], next_page_token="5.2"))
+    page = client.list_prefixes(page_size=7, page_token="9.9")
+    assert page == PrefixPage((CachedPrefix(8, 9, 3, is_held=False, is_leaf=True),), "5.2")
+    request = servicer.requests("ListPrefixes")[0]
+    assert (request.page_size, request.page_token) == (7, "9.9")
+
+
 def test_evict_sends_the_target(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Evict", admin_pb2.EvictResponse(evicted_blocks=1, evicted_bytes=2, used_bytes=3))
     assert client.evict(2**40) == Evicted(1, 2, 3)
@@ -107,6 +118,7 @@ async def test_the_async_client_answers_every_call(async_client: AsyncClient) ->
     assert (await async_client.evict(0)).used_bytes == 0
     assert (await async_client.clear()).cleared_blocks == 0
     assert (await async_client.warm("x")).num_blocks == 0
+    assert (await async_client.list_prefixes()).prefixes == ()
     await async_client.abort("mine")
     assert await async_client.ping() > 0
 

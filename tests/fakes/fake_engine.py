@@ -7,12 +7,14 @@ from typing import TypeVar, TypeVarTuple
 
 from model_worker.engine.request import Event, Finished, GenerateRequest, Started, TokensGenerated
 from model_worker.engine.statistics import (
+    CachedPrefix,
     ClearResult,
     EngineStats,
     EvictResult,
     LatencyStats,
     LookupResult,
     Percentiles,
+    PrefixPage,
     RequestStats,
     TokenStats,
     WarmResult,
@@ -146,6 +148,7 @@ class FakeEngine:
     requests: list[GenerateRequest] = field(default_factory=list)
     lookups: list[tuple[list[int], str]] = field(default_factory=list)
     warmings: list[tuple[list[int], str]] = field(default_factory=list)
+    listings: list[tuple[int, str]] = field(default_factory=list)
     evictions: list[int] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     num_io_calls: int = 0
@@ -191,6 +194,10 @@ class FakeEngine:
             num_blocks=5,
             block_size=6,
         )
+
+    def list_prefixes(self, *, page_size: int, page_token: str) -> PrefixPage:
+        self.listings.append((page_size, page_token))
+        return PrefixPage([CachedPrefix(8, 2048, 3, is_held=True, is_leaf=False)], "5.2")
 
     def evict(self, target_bytes: int) -> EvictResult:
         self.evictions.append(target_bytes)

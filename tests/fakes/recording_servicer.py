@@ -126,6 +126,11 @@ class RecordingServicer(
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Any) -> admin_pb2.GetStatsResponse:  # noqa: N802
         return await self._answer("GetStats", request, context, admin_pb2.GetStatsResponse)
 
+    async def ListPrefixes(  # noqa: N802
+        self, request: admin_pb2.ListPrefixesRequest, context: Any
+    ) -> admin_pb2.ListPrefixesResponse:
+        return await self._answer("ListPrefixes", request, context, admin_pb2.ListPrefixesResponse)
+
     async def Evict(self, request: admin_pb2.EvictRequest, context: Any) -> admin_pb2.EvictResponse:  # noqa: N802
         return await self._answer("Evict", request, context, admin_pb2.EvictResponse)
 

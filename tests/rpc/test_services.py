@@ -7,12 +7,14 @@ import pytest
 
 from model_worker.engine.request import Progress, Started
 from model_worker.engine.statistics import (
+    CachedPrefix,
     ClearResult,
     EngineStats,
     EvictResult,
     LatencyStats,
     LookupResult,
     Percentiles,
+    PrefixPage,
     RequestStats,
     TokenStats,
     WarmResult,
@@ -21,7 +23,7 @@ from model_worker.models.catalog import ModelDescription
 from model_worker.rpc.messages import fill
 from prefixcache.accounting import RequestRecord
 from prefixcache.cache import CacheStats
-from prefixcache.errors import NotFound
+from prefixcache.errors import InvalidRequest, NotFound
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
 from tests.fakes.fake_engine import FakeDescription, some_stats
 from tests.rpc.wire import Worker, error_of
@@ -68,6 +70,20 @@ async def test_stats_carry_every_nested_field(worker: Worker) -> None:
     assert [getattr(stats.cache, field.name) for field in fields(expected.cache)] == [True, *range(1, 11)]
 
 
+async def test_list_prefixes_passes_page_and_token_and_carries_the_page(worker: Worker) -> None:
+    page = await worker.admin.ListPrefixes(admin_pb2.ListPrefixesRequest(page_size=1000, page_token="7.1"))
+    await worker.admin.ListPrefixes(admin_pb2.ListPrefixesRequest())
+    assert worker.engine.listings == [(1000, "7.1"), (100, "")]
+    prefix = admin_pb2.CachedPrefix(num_tokens=8, own_bytes=2048, hits=3, is_held=True)
+    assert page == admin_pb2.ListPrefixesResponse(prefixes=[prefix], next_page_token="5.2")
+
+
+async def test_list_prefixes_refuses_too_large_a_page(worker: Worker) -> None:
+    failure = await error_of(worker.admin.ListPrefixes(admin_pb2.ListPrefixesRequest(page_size=1001)))
+    assert isinstance(failure, InvalidRequest)
+    assert "page_size is 1001; send at most 1000" in str(failure)
+
+
 async def test_evict_passes_the_target_and_carries_the_result(worker: Worker) -> None:
     response = await worker.admin.Evict(admin_pb2.EvictRequest(target_bytes=2**63))
     assert worker.engine.evictions == [2**63]
@@ -97,6 +113,8 @@ async def test_clear_carries_the_result(worker: Worker) -> None:
         (LookupResult, cache_pb2.LookupResponse),
         (WarmResult, cache_pb2.WarmResponse),
         (EvictResult, admin_pb2.EvictResponse),
+        (CachedPrefix, admin_pb2.CachedPrefix),
+        (PrefixPage, admin_pb2.ListPrefixesResponse),
         (ClearResult, admin_pb2.ClearResponse),
         (Started, worker_pb2.Started),
         (Progress, worker_pb2.Progress),
