@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from prefixcache.client.types import TokenCounters as TokenCounters
     from prefixcache.client.types import Tokenized as Tokenized
     from prefixcache.client.types import TokenLogprobs as TokenLogprobs
+    from prefixcache.client.types import Tool as Tool
     from prefixcache.client.types import Usage as Usage
     from prefixcache.client.types import Warmed as Warmed
     from prefixcache.client.types import WorkerStats as WorkerStats
@@ -86,6 +87,7 @@ _EXPORTS = {
         "TokenCounters",
         "TokenLogprobs",
         "Tokenized",
+        "Tool",
         "Usage",
         "Warmed",
         "WorkerStats",

@@ -40,8 +40,12 @@ class Tokenizer(Protocol):
     def encode_text(self, text: str, /) -> list[int]:
         """Tokenize plain text, with the special tokens the tokenizer adds by default."""
 
-    def render_chat(self, messages: list[dict[str, str]], /) -> str:
-        """Render messages of ``role`` and ``content`` by the chat template."""
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template does anything with tools."""
+
+    def render_chat(self, messages: list[dict[str, str]], tools: list[dict[str, object]], /) -> str:
+        """Render messages of ``role`` and ``content``, and JSON objects of tools, by the chat template."""
 
     def encode_rendered(self, text: str, /) -> list[int]:
         """Tokenize a rendered chat, whose special tokens are in its text."""

@@ -24,13 +24,14 @@ from prefixcache.cli.options import (
     TemperatureOption,
     TextArgument,
     TimeoutOption,
+    ToolsOption,
     TopKOption,
     TopPOption,
     connect,
     read_logit_bias,
 )
 from prefixcache.cli.output import print_json, summary
-from prefixcache.cli.prompts import build_prompt
+from prefixcache.cli.prompts import build_prompt, read_tools
 
 if TYPE_CHECKING:
     from prefixcache.client import GenerateOptions, GenerationStream, Progress
@@ -40,6 +41,7 @@ def generate(
     text: TextArgument,
     system: SystemOption = None,
     raw: RawOption = False,
+    tools: ToolsOption = None,
     max_new_tokens: MaxNewTokensOption = None,
     min_new_tokens: MinNewTokensOption = 0,
     temperature: TemperatureOption = 0.0,
@@ -96,6 +98,7 @@ def generate(
         "stop_token_ids": stop_token_id or (),
         "ignore_eos": ignore_eos,
         "logprobs": logprobs,
+        "tools": read_tools(tools),
         "cache_salt": cache_salt,
         "bypass_prefix_cache": bypass_prefix_cache,
         "on_progress": _show_progress if progress else None,

@@ -38,6 +38,9 @@ TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="The prompt; -
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT|@FILE", help="A system message to put before the prompt.")
 ]
+ToolsOption = Annotated[
+    str | None, typer.Option("--tools", metavar="FILE", help="Tools for the chat template: a JSON list of objects.")
+]
 RawOption = Annotated[bool, typer.Option("--raw", help="Send plain text: do not apply the model's chat template.")]
 SaltOption = Annotated[
     str, typer.Option("--cache-salt", metavar="TEXT", help="Share prefixes only with requests of the same salt.")

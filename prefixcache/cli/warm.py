@@ -12,16 +12,18 @@ from prefixcache.cli.options import (
     SystemOption,
     TextArgument,
     TimeoutOption,
+    ToolsOption,
     connect,
 )
 from prefixcache.cli.output import print_json
-from prefixcache.cli.prompts import build_prompt
+from prefixcache.cli.prompts import build_prompt, read_tools
 
 
 def warm(
     text: TextArgument,
     system: SystemOption = None,
     raw: RawOption = False,
+    tools: ToolsOption = None,
     cache_salt: SaltOption = "",
     address: AddressOption = DEFAULT_ADDRESS,
     timeout: TimeoutOption = 120.0,
@@ -29,7 +31,8 @@ def warm(
 ) -> None:
     """Compute a prompt's full blocks and keep them, so that the first request with it is fast."""
     with connect(address, timeout=timeout) as client:
-        warmed = client.warm(build_prompt(client, text, system=system, raw=raw), cache_salt=cache_salt)
+        prompt = build_prompt(client, text, system=system, raw=raw)
+        warmed = client.warm(prompt, cache_salt=cache_salt, tools=read_tools(tools))
     if output is OutputFormat.JSON:
         print_json(warmed)
         return

@@ -1,7 +1,7 @@
 """``AsyncClient``: every call to a worker, on the caller's event loop."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
@@ -24,6 +24,7 @@ from prefixcache.client.types import (
     PrefixPage,
     Prompt,
     Tokenized,
+    Tool,
     Warmed,
     WorkerStats,
 )
@@ -78,21 +79,21 @@ class AsyncClient:
         set_field(request, "request_id", request_id)
         await self._unary(lambda stubs, left: stubs.worker.Abort(request, timeout=left))
 
-    async def tokenize(self, prompt: Prompt) -> Tokenized:
+    async def tokenize(self, prompt: Prompt, *, tools: Sequence[Tool] = ()) -> Tokenized:
         """Render and tokenize a prompt exactly as ``generate`` would."""
-        request = worker_pb2.TokenizeRequest(prompt=wire_prompt(prompt))
+        request = worker_pb2.TokenizeRequest(prompt=wire_prompt(prompt, tools=tools))
         reply = await self._unary(lambda stubs, left: stubs.worker.Tokenize(request, timeout=left))
         return Tokenized(token_ids=tuple(reply.ids), text=reply.text)
 
-    async def lookup(self, prompt: Prompt, *, cache_salt: str = "") -> Lookup:
+    async def lookup(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Lookup:
         """Say how much of a prompt is cached now, without changing anything."""
-        request = cache_pb2.LookupRequest(prompt=wire_prompt(prompt))
+        request = cache_pb2.LookupRequest(prompt=wire_prompt(prompt, tools=tools))
         set_field(request, "cache_salt", cache_salt)
         return read(Lookup, await self._unary(lambda stubs, left: stubs.cache.Lookup(request, timeout=left)))
 
-    async def warm(self, prompt: Prompt, *, cache_salt: str = "") -> Warmed:
+    async def warm(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Warmed:
         """Compute the prompt's full blocks that are not cached and keep them; generates nothing."""
-        request = cache_pb2.WarmRequest(prompt=wire_prompt(prompt))
+        request = cache_pb2.WarmRequest(prompt=wire_prompt(prompt, tools=tools))
         set_field(request, "cache_salt", cache_salt)
         return read(Warmed, await self._unary(lambda stubs, left: stubs.cache.Warm(request, timeout=left)))
 

@@ -1,5 +1,6 @@
 """Between the client's plain values and the messages on the wire, both ways."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -7,7 +8,7 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 from google.protobuf.message import Message as WireMessage
 
 from prefixcache.client.options import GenerateSettings
-from prefixcache.client.types import Chunk, FinishReason, Generation, Prompt, Timings, TokenLogprobs, Usage
+from prefixcache.client.types import Chunk, FinishReason, Generation, Prompt, Timings, TokenLogprobs, Tool, Usage
 from prefixcache.errors import InvalidRequest
 from prefixcache.pb.v1 import worker_pb2 as pb
 
@@ -33,7 +34,7 @@ _REASONS: dict[int, FinishReason] = {
 
 def generate_request(prompt: Prompt, settings: GenerateSettings) -> pb.GenerateRequest:
     """Build the request; a value that cannot be sent is an InvalidRequest naming its field."""
-    request = pb.GenerateRequest(prompt=wire_prompt(prompt))
+    request = pb.GenerateRequest(prompt=wire_prompt(prompt, tools=settings.tools))
     _set_sampling(request.sampling, settings)
     if settings.max_new_tokens is not None:
         set_field(request.stopping, "max_new_tokens", settings.max_new_tokens)
@@ -48,8 +49,17 @@ def generate_request(prompt: Prompt, settings: GenerateSettings) -> pb.GenerateR
     return request
 
 
-def wire_prompt(prompt: Prompt) -> pb.Prompt:
-    """Build the prompt: a string is text, a list of dicts a chat, a list of ints token ids."""
+def wire_prompt(prompt: Prompt, *, tools: Sequence[Tool] = ()) -> pb.Prompt:
+    """Build the prompt: a string is text, a list of dicts a chat, which may have tools, a list of ints token ids."""
+    message = _input(prompt)
+    if tools:
+        if not message.HasField("chat"):
+            raise InvalidRequest("tools need a chat; give the prompt as a list of messages")
+        _extend(message.chat, "tools", [_tool_text(tool, place) for place, tool in enumerate(tools)])
+    return message
+
+
+def _input(prompt: Prompt) -> pb.Prompt:
     if isinstance(prompt, str):
         return _text_prompt(prompt)
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
@@ -133,6 +143,15 @@ def _chat_prompt(messages: list[Any]) -> pb.Prompt:
         set_field(turn, "role", message["role"])
         set_field(turn, "content", message["content"])
     return prompt
+
+
+def _tool_text(tool: Tool, place: int) -> str:
+    if not isinstance(tool, Mapping):
+        raise InvalidRequest(f"tools[{place}] is {tool!r:.200}; give a dict that can be written as JSON")
+    try:
+        return json.dumps(dict(tool), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"tools[{place}] cannot be written as JSON: {error}") from None
 
 
 def _extend(message: WireMessage, name: str, values: Iterable[object]) -> None:

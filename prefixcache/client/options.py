@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from prefixcache.client.types import Progress
+from prefixcache.client.types import Progress, Tool
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -17,7 +17,8 @@ class GenerateOptions(TypedDict, total=False):
     ``frequency_penalty`` at the output; ``logit_bias`` maps token ids to what is
     added to their logits. ``logprobs`` n asks for the log-probability of each
     token and of the n best ones, 0 to 20. Before ``min_new_tokens`` no end or stop token is
-    chosen. ``stop`` is one text or several. Prefixes are shared only between requests of one ``cache_salt``.
+    chosen. ``stop`` is one text or several. ``tools`` go to the chat template.
+    Prefixes are shared only between requests of one ``cache_salt``.
     ``bypass_prefix_cache`` neither takes nor keeps cached prefixes. ``on_progress``
     is called as the prompt is computed, at most once a block, on the client's
     event loop: it must return soon. ``timeout`` is in seconds for the whole call, retries included.
@@ -38,6 +39,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    tools: Sequence[Tool]
     cache_salt: str
     bypass_prefix_cache: bool
     on_progress: Callable[[Progress], object] | None
@@ -65,6 +67,7 @@ class GenerateSettings:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    tools: Sequence[Tool] = ()
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
     on_progress: Callable[[Progress], object] | None = None

@@ -4,7 +4,7 @@ Each method runs its namesake on a private loop, so there is one source of
 behaviour; this module adds waiting and nothing else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -24,6 +24,7 @@ from prefixcache.client.types import (
     Prompt,
     Started,
     Tokenized,
+    Tool,
     Warmed,
     WorkerStats,
 )
@@ -114,17 +115,17 @@ class Client:
         """End the generation of this id, whoever started it: it fails as RequestCancelled. NotFound if none runs."""
         self._loop.run(lambda: self._client.abort(request_id))
 
-    def tokenize(self, prompt: Prompt) -> Tokenized:
+    def tokenize(self, prompt: Prompt, *, tools: Sequence[Tool] = ()) -> Tokenized:
         """Render and tokenize a prompt exactly as ``generate`` would."""
-        return self._loop.run(lambda: self._client.tokenize(prompt))
+        return self._loop.run(lambda: self._client.tokenize(prompt, tools=tools))
 
-    def lookup(self, prompt: Prompt, *, cache_salt: str = "") -> Lookup:
+    def lookup(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Lookup:
         """Say how much of a prompt is cached now, without changing anything."""
-        return self._loop.run(lambda: self._client.lookup(prompt, cache_salt=cache_salt))
+        return self._loop.run(lambda: self._client.lookup(prompt, cache_salt=cache_salt, tools=tools))
 
-    def warm(self, prompt: Prompt, *, cache_salt: str = "") -> Warmed:
+    def warm(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Warmed:
         """Compute the prompt's full blocks that are not cached and keep them; generates nothing."""
-        return self._loop.run(lambda: self._client.warm(prompt, cache_salt=cache_salt))
+        return self._loop.run(lambda: self._client.warm(prompt, cache_salt=cache_salt, tools=tools))
 
     def model_info(self) -> ModelInfo:
         """Describe the model served, its limits and its cache identity."""

@@ -21,6 +21,9 @@ class Message(TypedDict):
 Messages = Sequence[Message] | Sequence[Mapping[str, str]]
 """A conversation in order; each turn has exactly ``role`` and ``content``."""
 
+Tool = Mapping[str, object]
+"""A tool the model may call, in the form its template expects; written as JSON."""
+
 Prompt = str | Sequence[int] | Messages
 """Plain text, token ids used as they are, or a conversation for the model's chat template."""
 

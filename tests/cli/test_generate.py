@@ -107,6 +107,20 @@ def test_logprobs_are_in_the_json(run: Run, servicer: RecordingServicer) -> None
     assert sent(servicer).sampling.logprobs == 1
 
 
+@pytest.mark.parametrize(("verb", "method"), [("generate", "Generate"), ("lookup", "Lookup"), ("warm", "Warm")])
+def test_tools_come_from_a_file(run: Run, servicer: RecordingServicer, tmp_path: Path, verb: str, method: str) -> None:
+    (tmp_path / "tools.json").write_text('[{"name": "add"}, {}]', encoding="utf-8")
+    assert run(verb, "hi", "--tools", str(tmp_path / "tools.json")).exit_code == 0
+    assert list(servicer.requests(method)[0].prompt.chat.tools) == ['{"name": "add"}', "{}"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "nonsense"])
+def test_a_file_without_tools_is_wrong_usage(run: Run, servicer: RecordingServicer, tmp_path: Path, text: str) -> None:
+    (tmp_path / "tools.json").write_text(text, encoding="utf-8")
+    assert run("generate", "hi", "--tools", str(tmp_path / "tools.json")).exit_code == 2
+    assert servicer.requests("Generate") == []
+
+
 def test_stdin_that_is_no_text_is_wrong_usage(spawn: Spawn, tmp_path: Path, address: str) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with (tmp_path / "bytes").open() as stdin:

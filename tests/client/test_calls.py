@@ -37,6 +37,17 @@ def test_tokenize_gives_ids_and_text(servicer: RecordingServicer, client: Client
     assert servicer.requests("Tokenize")[0].prompt.chat.messages[0].content == "hi"
 
 
+def test_every_call_with_a_prompt_takes_tools(servicer: RecordingServicer, client: Client) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    tools = [{"name": "add"}]
+    client.chat(messages, tools=tools)
+    client.tokenize(messages, tools=tools)
+    client.lookup(messages, tools=tools)
+    client.warm(messages, tools=tools)
+    sent = [servicer.requests(method)[0].prompt.chat.tools for method in ("Generate", "Tokenize", "Lookup", "Warm")]
+    assert [list(texts) for texts in sent] == [['{"name": "add"}']] * 4
+
+
 def test_lookup_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Lookup", cache_pb2.LookupResponse(prompt_tokens=9, cached_blocks=1, num_blocks=2, block_size=4))
     assert client.lookup("text", cache_salt="s") == Lookup(9, 0, 1, 2, 4)

@@ -25,6 +25,22 @@ def test_a_sequence_of_dicts_is_a_chat_in_order() -> None:
     assert [(turn.role, turn.content) for turn in prompt.chat.messages] == [("system", "s"), ("user", "u")]
 
 
+def test_tools_are_json_texts_in_order() -> None:
+    prompt = wire_prompt([{"role": "user", "content": "x"}], tools=[{"b": "ä", "a": [1]}, {}])
+    assert list(prompt.chat.tools) == ['{"b": "ä", "a": [1]}', "{}"]
+
+
+@pytest.mark.parametrize("tool", [7, "{}", {"a": object()}, {"a": "\ud800"}])
+def test_a_tool_that_cannot_be_sent_is_an_invalid_request(tool: Any) -> None:
+    with pytest.raises(InvalidRequest, match="tools"):
+        wire_prompt([{"role": "user", "content": "x"}], tools=[tool])
+
+
+def test_tools_without_a_chat_are_an_invalid_request() -> None:
+    with pytest.raises(InvalidRequest, match="tools need a chat"):
+        wire_prompt("text", tools=[{}])
+
+
 @pytest.mark.parametrize(
     ("prompt", "what"),
     [

@@ -1,6 +1,7 @@
 """An engine without a model: scripted events, and a record of what was asked of it."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
@@ -50,17 +51,19 @@ class FakeDescription:
 
 @dataclass
 class FakeTokenizer:
-    """One token per byte; a chat is rendered as ``role: content`` lines."""
+    """One token per byte; a chat is rendered as its tools in JSON and ``role: content`` lines."""
 
     has_chat_template: bool = True
+    takes_tools: bool = True
 
     def encode_text(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
+    def render_chat(self, messages: list[dict[str, str]], tools: list[dict[str, object]]) -> str:
         if any(message["role"] == "alien" for message in messages):
             raise InvalidRequest("prompt.chat.messages: the template knows no role 'alien'; use 'user'")
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        listed = json.dumps(tools) + "\n" if tools else ""
+        return listed + "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
     def encode_rendered(self, text: str) -> list[int]:
         return list(text.encode())

@@ -20,6 +20,10 @@ def chat(*messages: tuple[str, str]) -> Prompt:
     return Prompt(chat=Chat(messages=[ChatMessage(role=role, content=content) for role, content in messages]))
 
 
+def chat_with_tools(*tools: str) -> Prompt:
+    return Prompt(chat=Chat(messages=[ChatMessage(role="user", content="x")], tools=tools))
+
+
 BAD_PROMPTS = {
     "prompt absent": (None, "prompt is not set; set one of prompt.text"),
     "no input": (Prompt(), "prompt is not set"),
@@ -32,6 +36,12 @@ BAD_PROMPTS = {
     "role too long in bytes": (chat(("é" * 33, "y")), "prompt.chat.messages[0].role is "),
     "role the template refuses": (chat(("alien", "y")), "the template knows no role 'alien'"),
     "content too long": (chat(*[("user", "x" * 2_100_000)] * 4), "prompt.chat.messages have 8400000 bytes"),
+    "tool that is no JSON": (chat_with_tools("{}", "{'a'}"), "prompt.chat.tools[1] is not JSON (Expecting"),
+    "tool that is no object": (chat_with_tools("[1]"), "prompt.chat.tools[0] is '[1]'; send a JSON object"),
+    "tool of no end": (chat_with_tools("[" * 100_000), "prompt.chat.tools[0] is not JSON (maximum recursion"),
+    "tool with a huge number": (chat_with_tools('{"a": ' + "9" * 5000 + "}"), "prompt.chat.tools[0] is not JSON"),
+    "too many tools": (chat_with_tools(*["{}"] * 129), "prompt.chat.tools has 129 entries; send at most 128"),
+    "tools too long": (chat_with_tools(*['"' + "x" * 600_000 + '"'] * 2), "prompt.chat.tools have 1200004 bytes"),
     "no ids": (Prompt(tokens=TokenIds()), "prompt.tokens has no tokens"),
     "id outside": (Prompt(tokens=TokenIds(ids=[1, 256, 300])), "prompt.tokens.ids[1] is 256; the model's token ids"),
     "largest id": (Prompt(tokens=TokenIds(ids=[2**32 - 1])), "prompt.tokens.ids[0] is 4294967295"),
@@ -152,6 +162,13 @@ async def test_chat_without_a_template_is_refused(worker: Worker) -> None:
     assert "model 'fake' has no chat template" in str(failure)
 
 
+async def test_tools_for_a_template_that_takes_none_are_refused(worker: Worker) -> None:
+    worker.engine.tokenizer = FakeTokenizer(takes_tools=False)
+    failure = await error_of(worker.model.Tokenize(worker_pb2.TokenizeRequest(prompt=chat_with_tools("{}"))))
+    assert isinstance(failure, InvalidRequest)
+    assert "the chat template of model 'fake' takes no tools" in str(failure)
+
+
 async def test_message_beyond_the_limit_is_refused_and_the_worker_lives(worker: Worker) -> None:
     request = GenerateRequest(prompt=Prompt(text="x" * (bounds.MAX_MESSAGE_BYTES + 1)))
     assert isinstance(await error_of(worker.model.Generate(request).read()), CapacityExceeded)
@@ -159,8 +176,13 @@ async def test_message_beyond_the_limit_is_refused_and_the_worker_lives(worker: 
 
 
 async def test_prompts_of_each_kind_become_the_same_tokens_everywhere(worker: Worker) -> None:
-    prompts = [HELLO, chat(("user", "hi"), ("assistant", "")), Prompt(tokens=TokenIds(ids=[0, 104, 105]))]
-    expected = ["hello", "user: hi\nassistant: \n", "\0hi"]
+    prompts = [
+        HELLO,
+        chat_with_tools('{"b": 1, "a": "ä"}'),
+        chat(("user", "hi"), ("assistant", "")),
+        Prompt(tokens=TokenIds(ids=[0, 104, 105])),
+    ]
+    expected = ["hello", '[{"b": 1, "a": "\\u00e4"}]\nuser: x\n', "user: hi\nassistant: \n", "\0hi"]
     for prompt, text in zip(prompts, expected, strict=True):
         tokenized = await worker.model.Tokenize(worker_pb2.TokenizeRequest(prompt=prompt))
         assert (list(tokenized.ids), tokenized.text) == (list(text.encode()), text)
