@@ -92,7 +92,8 @@ class Engine:
                 if isinstance(event, Finished):
                     return
         finally:
-            del self._open[request.request_id]
+            if self._open.get(request.request_id) is sequence:
+                del self._open[request.request_id]
             self._loop.abandon(sequence)
 
     def abort(self, request_id: str) -> None:
@@ -100,8 +101,8 @@ class Engine:
 
         Raises NotFound where there is no such request.
         """
-        sequence = self._open.get(request_id)
-        if sequence is None or sequence.is_abandoned or sequence.phase is Phase.ENDED:
+        sequence = self._find(request_id)
+        if sequence is None:
             raise NotFound(f"no request {request_id!r} waits or runs here; it may have ended, or run on another worker")
         self._loop.abandon(sequence)
         sequence.mailbox.put(RequestCancelled(f"request {request_id} was aborted by a call of Abort"))
@@ -185,7 +186,7 @@ class Engine:
     def _submit(self, request: GenerateRequest) -> Sequence:
         if self._is_closing or not self._tasks or self._tasks[0].done():
             raise EngineStopped("the worker is not serving; send the request to another worker or try again later")
-        if request.request_id in self._open:
+        if self._find(request.request_id) is not None:
             raise InvalidRequest(
                 f"request_id is {request.request_id!r}, which a waiting or running request has; send another or none"
             )
@@ -198,6 +199,12 @@ class Engine:
             )
         self._open[request.request_id] = sequence
         self._loop.enqueue(sequence)
+        return sequence
+
+    def _find(self, request_id: str) -> Sequence | None:
+        sequence = self._open.get(request_id)
+        if sequence is None or sequence.is_abandoned or sequence.phase is Phase.ENDED:
+            return None
         return sequence
 
     async def _watch_lag(self) -> None:

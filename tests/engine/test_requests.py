@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from model_worker.engine.request import Progress, SamplingParams, Started, TokenLogprobs, TokensGenerated
+from model_worker.engine.request import Finished, Progress, SamplingParams, Started, TokenLogprobs, TokensGenerated
 from prefixcache.errors import InvalidRequest, NotFound, RequestCancelled
 from tests.engine.conftest import Start
 from tests.engine.driver import BLOCK_SIZE, Driver, entered, gated, random_prompt, until
@@ -40,6 +40,20 @@ async def test_an_id_is_nobody_elses_while_its_request_runs(driver: Driver) -> N
         await anext(driver.engine.generate(request))
     assert [event async for event in first]
     assert [event async for event in driver.engine.generate(request)]
+
+
+async def test_an_id_is_free_when_its_request_has_ended_though_nobody_read_to_the_end(driver: Driver) -> None:
+    request = driver.request(PROMPT)
+    first, second = driver.engine.generate(request), driver.engine.generate(request)
+    for reader in (first, second):
+        async for event in reader:
+            if isinstance(event, Finished):
+                break
+    await first.aclose()
+    with pytest.raises(NotFound):
+        driver.engine.abort(request.request_id)
+    await second.aclose()
+    assert not driver.engine._open
 
 
 async def test_a_refused_request_leaves_its_id_free(driver: Driver) -> None:
