@@ -63,6 +63,11 @@ class Canonical:
         """Whether all of a run's tokens, whole blocks, are cached or published."""
         return run.lease is not None and run.lease.num_blocks * self._block_size == len(run)
 
+    def can_publish_more(self, run: CanonicalRun) -> bool:
+        """Whether a block of a run is left that would be published: none was dropped, and not all is done."""
+        assert run.lease is not None
+        return run.lease.num_blocks * self._block_size == run.num_computed < len(run)
+
     async def load(self, run: CanonicalRun) -> None:
         """Copy what is cached into the slot."""
         assert run.slot is not None

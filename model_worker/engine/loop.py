@@ -183,7 +183,7 @@ class EngineLoop:
         sequence.record.computed_prompt_tokens += num_computed
         if sequence.is_abandoned:
             return
-        if only_warms and run.num_computed == len(run):
+        if only_warms and not self._canonical.can_publish_more(run):
             self._finish_warming(sequence)
             return
         if token is None:

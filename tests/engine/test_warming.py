@@ -47,10 +47,19 @@ async def test_warming_is_within_its_salt(driver: Driver) -> None:
     assert driver.num_cached_tokens(PROMPT, cache_salt="a") == 3 * BLOCK_SIZE
 
 
-async def test_what_the_cache_has_no_room_for_is_told(start: Start) -> None:
+async def test_warming_ends_where_the_cache_has_no_more_room(start: Start) -> None:
     driver = await start(l1_bytes=2 * (await start()).engine.stats().cache.block_bytes)
-    warmed = await warm(driver, PROMPT)
-    assert (warmed.cached_blocks, warmed.num_blocks, warmed.computed_prompt_tokens) == (2, 3, 3 * BLOCK_SIZE)
+    warmed = await warm(driver, random_prompt(9 * BLOCK_SIZE))
+    assert (warmed.cached_blocks, warmed.num_blocks, warmed.computed_prompt_tokens) == (2, 9, 3 * BLOCK_SIZE)
+
+
+async def test_clearing_under_way_ends_a_warming_that_cannot_publish(driver: Driver) -> None:
+    async with gated(driver, "prefill", skip=1) as gate:
+        warming = asyncio.create_task(warm(driver, random_prompt(9 * BLOCK_SIZE)))
+        await entered(gate)
+        driver.engine.clear()
+    warmed = await warming
+    assert (warmed.cached_blocks, warmed.computed_prompt_tokens) == (0, 2 * BLOCK_SIZE)
 
 
 async def test_warming_is_no_generation_in_the_statistics(driver: Driver) -> None:
