@@ -26,14 +26,12 @@ from model_worker.models.loading import LoadedModel, LoadOptions, load, numerics
 from model_worker.models.qualification import probe_rows
 from prefixcache.cache import BlockCache, NullCache, PrefixCache
 from prefixcache.core.namespace import Namespace, canonical_config
-from prefixcache.errors import ConfigError
 from prefixcache.storage.memory import Arena
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 NUMERICS_VERSION = "1"
-DEFAULT_MAX_MODEL_LEN = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def _build(
     device = pick_device(settings.device)
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
-    model = load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size))
+    model = load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size, settings.max_model_len))
     limits = _limits(settings, model)
     slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=device)
     plan = _plan(settings, model, slots)
@@ -83,12 +81,6 @@ def _build(
 
 
 def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
-    longest = settings.max_model_len or min(model.max_positions, DEFAULT_MAX_MODEL_LEN)
-    if longest > model.max_positions:
-        raise ConfigError(
-            f"--max-model-len {longest} is more than the {model.max_positions} positions model {model.name!r} was "
-            f"made for; lower it"
-        )
     if model.layout.block_size > model.max_positions:
         raise ConfigError(
             f"--block-size {model.layout.block_size} is more than the {model.max_positions} positions model "
@@ -96,7 +88,7 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
         )
     return EngineLimits(
         block_size=model.layout.block_size,
-        max_model_len=longest,
+        max_model_len=model.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_waiting=settings.max_waiting,
         default_max_new_tokens=settings.default_max_new_tokens,
