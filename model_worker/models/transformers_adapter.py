@@ -77,7 +77,7 @@ def load_folder(
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation=attention.NAME,
+            attn_implementation="eager",
             local_files_only=True,
             output_loading_info=True,
         )

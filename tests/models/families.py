@@ -10,7 +10,7 @@ from tests.fakes.tiny_model import make_tokenizer
 
 MAX_POSITIONS = 256
 SHAPE: dict[str, Any] = {
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -51,7 +51,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": 12}),
     "phi3": ("phi3", {"sliding_window": None, "rope_parameters": LONGROPE}),
-    "gpt2": ("gpt2", {"n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": MAX_POSITIONS}),
+    "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": MAX_POSITIONS}),
     "gpt-neox": ("gpt_neox", {}),
     "gemma": ("gemma", {}),
     "gemma2": (
