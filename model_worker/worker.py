@@ -1,6 +1,6 @@
 """Composition root: builds a worker in order, checks its memory plan, runs it and stops it.
 
-Start: device, model, row probe, canary, memory plan, cache, engine, server. Stop is
+Start: device, model, memory plan, row probe, canary, qualification, cache, engine, server. Stop is
 the reverse: no new calls, running ones within the grace, engine, threads.
 """
 
@@ -23,7 +23,8 @@ from model_worker.memory_plan import MemoryPlan, available_bytes
 from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
 from model_worker.models.loading import LoadedModel, LoadOptions, load, numerics_profile, pick_device
-from model_worker.models.qualification import probe_rows
+from model_worker.models.qualification import Circumstances, Qualification, qualified_folder, qualify
+from model_worker.models.row_probe import probe_rows
 from prefixcache.cache import BlockCache, NullCache, PrefixCache
 from prefixcache.core.namespace import Namespace, canonical_config
 from prefixcache.storage.memory import Arena
@@ -45,6 +46,7 @@ class Worker:
     slots: SlotPool
     cache: BlockCache
     runner: ModelRunner
+    qualification: Qualification
 
 
 def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Tensor], None] | None = None) -> Worker:
@@ -72,12 +74,15 @@ def _build(
     plan = _plan(settings, model, slots)
     allowed_rows = probe_rows(model.causal.model, max_rows=limits.max_num_seqs)
     namespace = _namespace(model, canary=canary_digest(model))
+    circumstances = Circumstances(namespace.digest(), allowed_rows, limits.max_num_seqs)
+    qualification = qualify(model, circumstances, folder=qualified_folder())
+    logger.info("qualification: %s", ", ".join(f"{name}: {found}" for name, found in qualification.checks.items()))
     cells, cache = _cache(settings, model)
     runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=allowed_rows, observe_logits=observe_logits)
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
     parts = EngineParts(description, model.tokenizer, cache, slots, runner, thread, namespace.digest())
     _settle_garbage()
-    return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner)
+    return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner, qualification)
 
 
 def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:

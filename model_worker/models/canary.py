@@ -3,9 +3,15 @@
 Two workers whose canaries agree compute alike and may share blocks in strict mode.
 """
 
+import hashlib
+
+import torch
+from torch import Tensor
+
 from model_worker.models.loading import LoadedModel
-from model_worker.models.qualification import CANARY_BLOCKS, canary_tokens, tensors_digest
-from model_worker.models.trial import Trial
+from model_worker.models.trial import Trial, walk_tokens
+
+CANARY_BLOCKS = 3
 
 
 def canary_digest(model: LoadedModel) -> str:
@@ -13,5 +19,13 @@ def canary_digest(model: LoadedModel) -> str:
     trial = Trial(model.causal, model.layout)
     num_tokens = CANARY_BLOCKS * model.layout.block_size
     kv = trial.new_kv(num_tokens)
-    logits = trial.prefill_blocks(kv, canary_tokens(num_tokens, model.vocab_size))
+    logits = trial.prefill_blocks(kv, walk_tokens(num_tokens, model.vocab_size))
     return tensors_digest([kv, logits[-model.layout.block_size :]])
+
+
+def tensors_digest(tensors: list[Tensor]) -> str:
+    """Hex SHA-256 over the tensors' raw bytes."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

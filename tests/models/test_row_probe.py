@@ -10,19 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from model_worker.models import qualification
-from model_worker.models.canary import canary_digest
+from model_worker.models import row_probe
+from model_worker.models.canary import canary_digest, tensors_digest
 from model_worker.models.catalog import resolve
 from model_worker.models.linear import pack_linears
 from model_worker.models.loading import LoadedModel, LoadOptions, load
-from model_worker.models.qualification import (
-    canary_tokens,
-    distinct_linears,
+from model_worker.models.row_probe import (
+    distinct_projections,
     invariant_row_counts,
     padded_rows,
     probe_rows,
-    tensors_digest,
 )
+from model_worker.models.trial import walk_tokens
 from prefixcache.errors import ConfigError
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -68,8 +67,8 @@ def two_linears() -> nn.Module:
 def test_one_linear_of_each_size_is_probed() -> None:
     model = two_linears()
     pack_linears(model)
-    assert {(layer.out_features, layer.in_features) for layer in distinct_linears(model)} == {(16, 16), (24, 16)}
-    assert len(distinct_linears(model)) == 2
+    found = distinct_projections(model)
+    assert [projection.apply(torch.ones(1, projection.in_features)).shape[1] for projection in found] == [16, 24]
 
 
 def test_plain_linears_are_probed_as_packed_ones_are() -> None:
@@ -83,7 +82,7 @@ def test_plain_linears_are_probed_as_packed_ones_are() -> None:
 
 def test_the_probe_keeps_what_every_linear_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([{2, 4, 6, 8}, {1, 4, 8}])
-    monkeypatch.setattr(qualification, "invariant_row_counts", lambda layer, inputs: next(answers))
+    monkeypatch.setattr(row_probe, "invariant_row_counts", lambda layer, inputs: next(answers))
     model = two_linears()
     pack_linears(model)
     assert probe_rows(model, max_rows=4) == (4, 8)
@@ -91,7 +90,7 @@ def test_the_probe_keeps_what_every_linear_allows(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("counts", [set(), {1, 2, 3}])
 def test_a_machine_on_which_no_size_serves_is_refused(counts: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qualification, "invariant_row_counts", lambda layer, inputs: set(counts))
+    monkeypatch.setattr(row_probe, "invariant_row_counts", lambda layer, inputs: set(counts))
     model = two_linears()
     pack_linears(model)
     with pytest.raises(ConfigError, match="row probe: no batch size of 4 to 8 rows"):
@@ -99,8 +98,8 @@ def test_a_machine_on_which_no_size_serves_is_refused(counts: set[int], monkeypa
 
 
 def test_the_canarys_prompt_is_fixed_and_in_the_vocabulary() -> None:
-    tokens = canary_tokens(192, 264)
-    assert tokens == canary_tokens(192, 264)
+    tokens = walk_tokens(192, 264)
+    assert tokens == walk_tokens(192, 264)
     assert tokens[:3] == [141, 140, 139]
     assert len(set(tokens)) > 100
     assert all(0 <= token < 264 for token in tokens)
