@@ -12,7 +12,10 @@ from torch import Tensor
 from model_worker.models.row_probe import padded_rows
 from model_worker.models.trial import TOLERANCES, Row, Trial, distance, walk_tokens
 
+Output = tuple[Tensor, Tensor]
+
 CHAINED_BLOCKS = 3
+COMPARED_ROWS = 16
 CHAINED_QUANTILE = 0.75
 
 
@@ -88,21 +91,22 @@ def check_history(subject: Subject) -> str:
 
 def check_rows(subject: Subject) -> str:
     """A row has the same bits alone, in batches of every kind of size and at every place in them."""
-    crowd = _crowd(subject, [subject.trial.block_size] * subject.max_rows)
-    alone = _decoded_alone(subject, crowd)
-    for count in sorted({1, 2, 3, subject.max_rows // 2, subject.max_rows} & set(range(1, subject.max_rows + 1))):
-        _require_rows(subject, crowd[:count], alone[:count])
-        _require_rows(subject, crowd[::-1][:count], alone.flip(0)[:count])
-    return f"{subject.max_rows} rows equal at every place"
+    crowd = _crowd_after_one_prompt(subject)
+    alone = [_decoded(subject, [row]) for row in crowd[:COMPARED_ROWS]]
+    sizes = {1, 2, 3, subject.max_rows // 2, subject.max_rows} & set(range(1, subject.max_rows + 1))
+    for size in sorted(sizes):
+        _require_rows(_decoded(subject, crowd[:size]), alone[:size])
+        _require_rows(_decoded(subject, crowd[:size][::-1])[::-1], alone[:size])
+    return f"equal in batches of {', '.join(str(size) for size in sorted(sizes))}"
 
 
 def check_lengths(subject: Subject) -> str:
     """Sequences of unequal lengths in one batch have the bits they have alone."""
     size = subject.trial.block_size
-    lengths = [1, size, 2 * size + size // 2, size // 2 + 1][: max(2, min(4, subject.max_rows))]
-    crowd = _crowd(subject, lengths)[: subject.max_rows]
-    _require_rows(subject, crowd, _decoded_alone(subject, crowd))
-    return f"lengths {', '.join(str(length) for length in lengths[: len(crowd)])}"
+    lengths = [1, 2 * size + size // 2, size, size // 2 + 1][: subject.max_rows]
+    crowd = [_after_prompt(subject, length, seed=seed) for seed, length in enumerate(lengths)]
+    _require_rows(_decoded(subject, crowd), [_decoded(subject, [row]) for row in crowd])
+    return f"equal at lengths {', '.join(str(length) for length in lengths)}"
 
 
 CHECKS: dict[str, tuple[Callable[[Subject], str], str]] = {
@@ -119,27 +123,31 @@ def _prefilled(subject: Subject, token_ids: list[int]) -> tuple[Tensor, Tensor]:
     return kv, subject.trial.prefill(kv, token_ids)
 
 
-def _crowd(subject: Subject, lengths: list[int]) -> list[Row]:
-    """Sequences with their prompts' KV in place and room for one token more."""
-    rows = []
-    for seed, length in enumerate(lengths):
-        kv = subject.trial.new_kv(length + 1)
-        subject.trial.prefill_blocks(kv, subject.tokens(length, seed=seed))
-        rows.append(Row(kv, (7 * seed + 1) % subject.trial.vocab_size, length))
-    return rows
+def _after_prompt(subject: Subject, length: int, *, seed: int) -> Row:
+    """A sequence with its prompt's KV in place and room for one token more."""
+    kv = subject.trial.new_kv(length + 1)
+    subject.trial.prefill_blocks(kv, subject.tokens(length, seed=seed))
+    return Row(kv, seed + 1, length)
 
 
-def _decoded_alone(subject: Subject, crowd: list[Row]) -> Tensor:
-    return torch.cat([subject.decode([row]) for row in crowd])
+def _crowd_after_one_prompt(subject: Subject) -> list[Row]:
+    """As many sequences as run at once, alike up to their last tokens."""
+    first = _after_prompt(subject, subject.trial.block_size, seed=0)
+    token_ids = subject.tokens(subject.max_rows, seed=1)
+    return [Row(first.kv.clone(), token_id, first.position) for token_id in token_ids]
 
 
-def _require_rows(subject: Subject, crowd: list[Row], expected: Tensor) -> None:
-    written = [row.kv[:, :, row.position].clone() for row in crowd]
-    found = subject.decode(crowd)
-    reason = f"a row's output depends on the others of {len(crowd)}"
-    _require_equal(found, expected, reason)
-    for row, before in zip(crowd, written, strict=True):
-        _require_equal(row.kv[:, :, row.position], before, reason)
+def _decoded(subject: Subject, rows: list[Row]) -> list[Output]:
+    """Logits and new KV of each of ``rows`` from one batch."""
+    logits = subject.decode(rows)
+    return [(logits[place], row.kv[:, :, row.position].clone()) for place, row in enumerate(rows)]
+
+
+def _require_rows(found: list[Output], alone: list[list[Output]]) -> None:
+    reason = f"a row's output depends on the others in a batch of {len(found)}"
+    for (logits, kv), [(expected_logits, expected_kv)] in zip(found, alone, strict=False):
+        _require_equal(logits, expected_logits, reason)
+        _require_equal(kv, expected_kv, reason)
 
 
 def _require_equal(found: Tensor, expected: Tensor, reason: str, *, is_close: bool = False) -> None:
