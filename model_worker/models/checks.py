@@ -52,10 +52,10 @@ def check_causality(subject: Subject) -> str:
     size = subject.trial.block_size
     token_ids = subject.tokens(size)
     changed = [*token_ids[:-1], (token_ids[-1] + 1) % subject.trial.vocab_size]
-    kv, logits = _prefilled(subject, token_ids)
-    other_kv, other_logits = _prefilled(subject, changed)
-    pairs = ((kv[:, :, : size - 1], other_kv[:, :, : size - 1]), (logits[:-1], other_logits[:-1]))
-    for before, after in pairs:
+    kv, logits = _prefilled(subject, token_ids, num_logits=2)
+    other_kv, other_logits = _prefilled(subject, changed, num_logits=2)
+    kept = slice(size - 1)
+    for before, after in ((kv[:, :, kept], other_kv[:, :, kept]), (logits[:-1], other_logits[:-1])):
         _require_equal(after, before, "a token's output depends on tokens after it", is_close=subject.has_experts)
     return f"{size - 1} tokens unchanged"
 
@@ -118,9 +118,9 @@ CHECKS: dict[str, tuple[Callable[[Subject], str], str]] = {
 }
 
 
-def _prefilled(subject: Subject, token_ids: list[int]) -> tuple[Tensor, Tensor]:
+def _prefilled(subject: Subject, token_ids: list[int], *, num_logits: int = 1) -> Output:
     kv = subject.trial.new_kv(len(token_ids))
-    return kv, subject.trial.prefill(kv, token_ids)
+    return kv, subject.trial.prefill(kv, token_ids, num_logits=num_logits)
 
 
 def _after_prompt(subject: Subject, length: int, *, seed: int) -> Row:

@@ -48,32 +48,35 @@ class Trial:
         shape = (layout.num_layers, 2 * layout.num_kv_heads, num_tokens, layout.head_dim)
         return torch.zeros(shape, dtype=layout.working_dtype, device=self.device)
 
-    def prefill(self, kv: Tensor, token_ids: list[int], *, start: int = 0) -> Tensor:
-        """One forward of ``token_ids`` at positions from ``start``; logits ``[tokens, vocab_size]``."""
+    def prefill(self, kv: Tensor, token_ids: list[int], *, start: int = 0, num_logits: int = 1) -> Tensor:
+        """One forward of ``token_ids`` at positions from ``start``; logits ``[num_logits, vocab_size]``; 0: of all."""
         size = len(token_ids)
         positions = torch.arange(start, start + size, device=self.device).unsqueeze(0)
-        return self._forward([token_ids], positions, (Span(kv, start, 0, size),))
+        return self._forward([token_ids], positions, (Span(kv, start, 0, size),), num_logits=num_logits)
 
     def prefill_blocks(self, kv: Tensor, token_ids: list[int]) -> Tensor:
-        """Canonical prefill of ``token_ids`` from position 0; logits ``[tokens, vocab_size]``."""
+        """Canonical prefill of ``token_ids`` from position 0; logits ``[1, vocab_size]`` of the last."""
         size = self.block_size
         starts = range(0, len(token_ids), size)
-        return torch.cat([self.prefill(kv, token_ids[start : start + size], start=start) for start in starts])
+        return [self.prefill(kv, token_ids[start : start + size], start=start) for start in starts][-1]
 
     def decode(self, rows: list[Row], *, num_padded: int) -> Tensor:
         """One token for each of ``rows`` in a forward of ``num_padded`` rows; logits ``[len(rows), vocab_size]``."""
         padding = [0] * (num_padded - len(rows))
         positions = torch.tensor([[row.position for row in rows] + padding], device=self.device)
         spans = tuple(Span(row.kv, row.position, place, 1) for place, row in enumerate(rows))
-        return self._forward([[row.token_id for row in rows] + padding], positions, spans)[: len(rows)]
+        token_ids = [row.token_id for row in rows] + padding
+        return self._forward([token_ids], positions, spans, num_logits=0)[: len(rows)]
 
     @torch.inference_mode()
-    def _forward(self, token_ids: list[list[int]], positions: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    def _forward(
+        self, token_ids: list[list[int]], positions: Tensor, spans: tuple[Span, ...], *, num_logits: int
+    ) -> Tensor:
         longest = max(span.num_tokens for span in spans)
         mask = torch.full((longest, longest), float("-inf"), dtype=self._layout.working_dtype, device=self.device)
         batch = AttentionBatch(spans, mask.triu(1), self._storage_dtype)
         ids = torch.tensor(token_ids, device=self.device)
-        return running(lambda: self._causal.forward_logits(ids, positions, batch, num_logits=0))
+        return running(lambda: self._causal.forward_logits(ids, positions, batch, num_logits=num_logits))
 
 
 def running(forward: Callable[[], Tensor]) -> Tensor:
@@ -104,7 +107,7 @@ def check_attention(causal: CausalModel, layout: KvLayout) -> None:
     """
     trial = Trial(causal, layout, storage_dtype=layout.working_dtype)
     token_ids = walk_tokens(COMPARED_TOKENS, trial.vocab_size)
-    mine = trial.prefill(trial.new_kv(COMPARED_TOKENS), token_ids)
+    mine = trial.prefill(trial.new_kv(COMPARED_TOKENS), token_ids, num_logits=0)
     theirs = running(lambda: causal.reference_logits(torch.tensor([token_ids], device=trial.device)))
     found = float(distance(mine, theirs).max())
     if not found <= TOLERANCES[layout.working_dtype]:
