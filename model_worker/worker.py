@@ -27,6 +27,7 @@ from model_worker.models.qualification import Circumstances, Qualification, qual
 from model_worker.models.row_probe import probe_rows
 from prefixcache.cache import BlockCache, NullCache, PrefixCache
 from prefixcache.core.namespace import Namespace, canonical_config
+from prefixcache.errors import ConfigError
 from prefixcache.storage.memory import Arena
 
 logger = logging.getLogger(__name__)

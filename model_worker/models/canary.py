@@ -1,4 +1,4 @@
-"""The canary: a fixed three-block prompt, run canonically, digested to the bit.
+"""The canary: a fixed prompt, three blocks where the model has the positions, run canonically and digested to the bit.
 
 Two workers whose canaries agree compute alike and may share blocks in strict mode.
 """
@@ -17,7 +17,7 @@ CANARY_BLOCKS = 3
 def canary_digest(model: LoadedModel) -> str:
     """Hex digest of the canary's KV and its last logits."""
     trial = Trial(model.causal, model.layout)
-    num_tokens = CANARY_BLOCKS * model.layout.block_size
+    num_tokens = min(CANARY_BLOCKS * model.layout.block_size, model.max_positions)
     kv = trial.new_kv(num_tokens)
     logits = trial.prefill_blocks(kv, walk_tokens(num_tokens, model.vocab_size))
     return tensors_digest([kv, logits])

@@ -37,6 +37,7 @@ class Subject:
     max_rows: int
     storage_dtype: torch.dtype
     has_experts: bool
+    max_positions: int
 
     def tokens(self, num_tokens: int, *, seed: int = 0) -> list[int]:
         """A fixed prompt; other seeds begin otherwise."""
@@ -62,7 +63,7 @@ def check_causality(subject: Subject) -> str:
 
 def check_chaining(subject: Subject) -> str:
     """Prefill block by block gives what one forward gives, within rounding, in every layer."""
-    num_tokens = CHAINED_BLOCKS * subject.trial.block_size
+    num_tokens = min(CHAINED_BLOCKS * subject.trial.block_size, subject.max_positions)
     token_ids = subject.tokens(num_tokens)
     chained = subject.trial.new_kv(num_tokens)
     chained_logits = subject.trial.prefill_blocks(chained, token_ids)
@@ -82,11 +83,12 @@ def check_history(subject: Subject) -> str:
     """A prompt has the same bits again after another, longer one."""
     size = subject.trial.block_size
     first_kv, first_logits = _prefilled(subject, subject.tokens(size))
-    _prefilled(subject, subject.tokens(2 * size, seed=1))
+    longer = min(2 * size, subject.max_positions)
+    _prefilled(subject, subject.tokens(longer, seed=1))
     again_kv, again_logits = _prefilled(subject, subject.tokens(size))
     for before, after in ((first_kv, again_kv), (first_logits, again_logits)):
         _require_equal(after, before, "a prompt's output depends on an earlier request")
-    return f"{size} tokens unchanged after {2 * size} others"
+    return f"{size} tokens unchanged after {longer} others"
 
 
 def check_rows(subject: Subject) -> str:
@@ -124,7 +126,8 @@ def _prefilled(subject: Subject, token_ids: list[int], *, num_logits: int = 1) -
 
 
 def _after_prompt(subject: Subject, length: int, *, seed: int) -> Row:
-    """A sequence with its prompt's KV in place and room for one token more."""
+    """A sequence with its prompt's KV in place and room for one token more, within the model's positions."""
+    length = min(length, subject.max_positions - 1)
     kv = subject.trial.new_kv(length + 1)
     subject.trial.prefill_blocks(kv, subject.tokens(length, seed=seed))
     return Row(kv, seed + 1, length)

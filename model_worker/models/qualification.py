@@ -72,6 +72,7 @@ def run_checks(model: LoadedModel, circumstances: Circumstances) -> dict[str, st
         max_rows=circumstances.max_rows,
         storage_dtype=model.layout.storage_dtype,
         has_experts=bool(model.causal.experts),
+        max_positions=model.max_positions,
     )
     found = {}
     for name, (check, advice) in CHECKS.items():
