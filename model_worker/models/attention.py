@@ -193,6 +193,6 @@ def _refuse_unsupported(module: torch.nn.Module, options: dict[str, Any]) -> Non
     for name in UNSUPPORTED:
         if options.get(name) is not None:
             raise ConfigError(
-                f"{type(module).__name__} uses {name}={options[name]!r}, which this version's attention does not "
-                f"compute; serve a model without it"
+                f"{type(module).__name__} passes {name} to its attention, which this version does not compute; serve a "
+                f"model without it"
             )

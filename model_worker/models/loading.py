@@ -23,7 +23,7 @@ from model_worker.models.rope import check_length, freeze_rope
 from model_worker.models.sequential import runnable
 from model_worker.models.tokenizer import PromptTokenizer
 from model_worker.models.transformers_adapter import CausalModel, library_version, load_folder
-from model_worker.models.trial import check_attention
+from model_worker.models.trial import check_attention, running
 from prefixcache.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     folder = _folder_of(source, options.dtype)
     activations = activation_dtype(DTYPES[options.dtype], options.device)
     model, tokenizer = load_folder(folder, dtype=activations, device=options.device)
-    causal = runnable(model)
+    causal = running(lambda: runnable(model))
     max_model_len = options.max_model_len or min(causal.max_positions, DEFAULT_MAX_MODEL_LEN)
     check_length(model.config, max_model_len=max_model_len, max_positions=causal.max_positions)
     freeze_rope(model, max_model_len=max_model_len)
@@ -163,7 +163,7 @@ def _rope_digest(model: torch.nn.Module) -> bytes:
 
 
 def _read_layout(causal: CausalModel, options: LoadOptions) -> KvLayout:
-    shapes = causal.kv_shapes()
+    shapes = running(causal.kv_shapes)
     sizes = {layer: (shape.num_kv_heads, shape.key_dim, shape.value_dim) for layer, shape in shapes.items()}
     if not sizes or sorted(sizes) != list(range(len(sizes))) or len(set(sizes.values())) != 1:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from model_worker.models.attention import AttentionBatch, Span
 from model_worker.models.layout import KvLayout
 from model_worker.models.transformers_adapter import CausalModel
 from prefixcache.errors import ConfigError, PrefixCacheError
+
+Result = TypeVar("Result")
 
 WALK_START = 20_240_229
 WALK_STEP = 7_919
@@ -79,8 +82,8 @@ class Trial:
         return running(lambda: self._causal.forward_logits(ids, positions, batch, num_logits=num_logits))
 
 
-def running(forward: Callable[[], Tensor]) -> Tensor:
-    """The result of ``forward``; an exception of the model's code is raised as ConfigError."""
+def running(forward: Callable[[], Result]) -> Result:
+    """The result of ``forward``, which runs the model's code; its exceptions come out as ConfigError."""
     try:
         return forward()
     except PrefixCacheError:

@@ -1,4 +1,4 @@
-"""One small model of each family that the worker serves, with seeded random weights, in transformers' format."""
+"""Small models of the families that the worker serves, and of some it refuses, with seeded random weights."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": 12}),
-    "phi3": ("phi3", {"sliding_window": None, "rope_parameters": LONGROPE}),
+    "phi3": (
+        "phi3",
+        {"sliding_window": None, "rope_parameters": LONGROPE, "original_max_position_embeddings": 128},
+    ),
     "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": MAX_POSITIONS}),
     "gpt-neox": ("gpt_neox", {}),
     "gemma": ("gemma", {}),
@@ -69,10 +72,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", {}),
+    "mamba": ("mamba", {"head_dim": None, "state_size": 8}),
+    "gpt-oss": ("gpt_oss", {**EXPERTS, "num_local_experts": 4, "sliding_window": 12, **_rope("default")}),
+    "llama4": (
+        "llama4_text",
+        {"num_local_experts": 2, "attention_chunk_size": 16, "intermediate_size_mlp": 64, "num_hidden_layers": 4},
+    ),
+    "recurrent-gemma": ("recurrent_gemma", {"lru_width": 64, "attention_window_size": 16, "num_hidden_layers": 3}),
+}
+
 
 def write_family(family: str, folder: Path, **changes: Any) -> Path:
     """Write the model and a byte-level tokenizer into ``folder``, equal for equal arguments; return the folder."""
-    kind, options = FAMILIES[family]
+    kind, options = (FAMILIES | REFUSED)[family]
     tokenizer = make_tokenizer()
     special = SPECIAL | {"vocab_size": len(tokenizer)}
     config = CONFIG_MAPPING[kind](**SHAPE | special | options | changes)

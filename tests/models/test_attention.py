@@ -101,7 +101,7 @@ def test_kv_is_rounded_to_what_the_cache_stores_before_anybody_reads_it() -> Non
 
 def test_a_model_that_asks_for_what_is_not_computed_is_refused() -> None:
     states = torch.zeros(1, KV_HEADS, 1, DIM)
-    with pytest.raises(ConfigError, match="position_bias=30"):
+    with pytest.raises(ConfigError, match="passes position_bias to its attention"):
         attention_forward(
             torch.nn.Identity(),
             torch.zeros(1, HEADS, 1, DIM),

@@ -1,8 +1,11 @@
 """Every family: a hit has the bits of a cold run, and answers are those of plain transformers."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model_worker.worker import Worker
+from prefixcache.errors import ConfigError
 from tests.engine.driver import BLOCK_SIZE, Driver, collect_logits, random_prompt
 from tests.models.families import FAMILIES, write_family
 
@@ -17,7 +21,8 @@ NUM_TOKENS = 4 * BLOCK_SIZE + 3
 NUM_NEW_TOKENS = 6
 NUM_COMPARED_TOKENS = 32
 
-Check = Callable[[Driver], Awaitable[None]]
+Build: TypeAlias = Callable[..., Worker]
+Check: TypeAlias = Callable[[Driver], Awaitable[None]]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -37,6 +42,11 @@ async def served(worker: Worker, observed: list[tuple[int, Tensor]], check: Chec
 
 
 async def check_bits(driver: Driver) -> None:
+    await check_boundaries(driver)
+    await check_crowd(driver)
+
+
+async def check_boundaries(driver: Driver) -> None:
     prompt = random_prompt(NUM_TOKENS)
     cold, cold_logits = await driver.answer_with_logits(prompt, max_new_tokens=NUM_NEW_TOKENS)
     for num_blocks in range(1, (NUM_TOKENS - 1) // BLOCK_SIZE + 1):
@@ -77,21 +87,74 @@ def checked_against(folder: Path, *, num_tokens: int = NUM_TOKENS) -> Check:
     return check
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.fixture
+def observed() -> list[tuple[int, Tensor]]:
+    """(Slot index, logits) of every token that the worker under test draws."""
+    return []
+
+
 async def test_a_hit_at_every_boundary_and_a_crowd_give_cold_bits(
-    build_tiny: Callable[..., Worker], family_folder: Path, dtype: str
+    build_tiny: Build, family_folder: Path, observed: list[tuple[int, Tensor]]
 ) -> None:
-    observed: list[tuple[int, Tensor]] = []
-    worker = build_tiny(model=str(family_folder), dtype=dtype, observe_logits=collect_logits(observed))
-
-    async def check(driver: Driver) -> None:
-        await check_bits(driver)
-        await check_crowd(driver)
-
-    await served(worker, observed, check)
+    worker = build_tiny(model=str(family_folder), observe_logits=collect_logits(observed))
+    await served(worker, observed, check_bits)
 
 
-async def test_greedy_answers_are_those_of_plain_transformers(
-    build_tiny: Callable[..., Worker], family_folder: Path
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "mixtral", "bloom"])
+async def test_so_they_do_in_bfloat16(
+    build_tiny: Build, tmp_path: Path, family: str, observed: list[tuple[int, Tensor]]
 ) -> None:
-    await served(build_tiny(model=str(family_folder)), [], checked_against(family_folder))
+    folder = write_family(family, tmp_path)
+    worker = build_tiny(model=str(folder), dtype="bfloat16", observe_logits=collect_logits(observed))
+    await served(worker, observed, check_bits)
+
+
+async def test_greedy_answers_are_those_of_plain_transformers(build_tiny: Build, family_folder: Path) -> None:
+    worker = build_tiny(model=str(family_folder), max_model_len=128)
+    await served(worker, [], checked_against(family_folder))
+
+
+async def test_longrope_takes_its_long_factors_for_long_windows_and_else_its_short_ones(
+    build_tiny: Build, tmp_path: Path
+) -> None:
+    folder = write_family("phi3", tmp_path)
+    short, long = build_tiny(model=str(folder), max_model_len=128), build_tiny(model=str(folder), max_model_len=129)
+    assert short.namespace.rope_digest != long.namespace.rope_digest
+    await served(short, [], checked_against(folder, num_tokens=40))
+    await served(build_tiny(model=str(folder)), [], checked_against(folder, num_tokens=130))
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("bert", "lets tokens see later ones"),
+        ("mamba", "fails in the engine"),
+        ("gpt-oss", "passes s_aux to its attention"),
+        ("llama4", "layer 0 of the model is of type 'chunked_attention'"),
+        ("recurrent-gemma", "differ in shape or some keep none"),
+    ],
+)
+def test_a_model_whose_prefixes_cannot_be_reused_is_refused_at_load(
+    build_tiny: Build, tmp_path: Path, family: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_tiny(model=str(write_family(family, tmp_path)))
+
+
+def test_a_refused_model_ends_the_process_with_exit_code_2(tmp_path: Path) -> None:
+    folder = write_family("bert", tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "model_worker",
+        "--model",
+        str(folder),
+        "--device",
+        "cpu",
+        "--listen",
+        "127.0.0.1:0",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert "serve a causal model" in ended.stderr
+    assert ended.stdout == ""
