@@ -1,6 +1,6 @@
 """Composition root: builds a worker in order, checks its memory plan, runs it and stops it.
 
-Start: device, model, row probe, canary, memory plan, cache, engine, server. Stop is
+Start: device, model, memory plan, row probe, canary, qualification, cache, engine, server. Stop is
 the reverse: no new calls, running ones within the grace, engine, threads.
 """
 
@@ -24,7 +24,8 @@ from model_worker.memory_plan import MemoryPlan, available_bytes
 from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
 from model_worker.models.loading import LoadedModel, LoadOptions, load, numerics_profile, pick_device
-from model_worker.models.qualification import probe_rows
+from model_worker.models.qualification import Circumstances, Qualification, qualified_folder, qualify
+from model_worker.models.row_probe import probe_rows
 from prefixcache.cache import BlockCache, NullCache, PrefixCache
 from prefixcache.core.namespace import Namespace, canonical_config
 from prefixcache.errors import ConfigError
@@ -36,7 +37,6 @@ FORMAT_VERSION = 1
 NUMERICS_VERSION = "1"
 # Python's own 5 ms is how long the model thread may wait for any other thread between two operations.
 GIL_SWITCH_INTERVAL_S = 0.0005
-DEFAULT_MAX_MODEL_LEN = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class Worker:
     slots: SlotPool
     cache: BlockCache
     runner: ModelRunner
+    qualification: Qualification
 
 
 def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Tensor], None] | None = None) -> Worker:
@@ -72,27 +73,24 @@ def _build(
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
     sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
-    model = load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size))
+    model = load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size, settings.max_model_len))
     limits = _limits(settings, model)
     slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=device)
     plan = _plan(settings, model, slots)
     allowed_rows = probe_rows(model.causal.model, max_rows=limits.max_num_seqs)
     namespace = _namespace(model, canary=canary_digest(model))
+    circumstances = Circumstances(namespace.digest(), allowed_rows, limits.max_num_seqs)
+    qualification = qualify(model, circumstances, folder=qualified_folder())
+    logger.info("qualification: %s", ", ".join(f"{name}: {found}" for name, found in qualification.checks.items()))
     cells, cache = _cache(settings, model)
     runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=allowed_rows, observe_logits=observe_logits)
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
     parts = EngineParts(description, model.tokenizer, cache, slots, runner, thread, namespace.digest())
     _settle_garbage()
-    return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner)
+    return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner, qualification)
 
 
 def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
-    longest = settings.max_model_len or min(model.max_positions, DEFAULT_MAX_MODEL_LEN)
-    if longest > model.max_positions:
-        raise ConfigError(
-            f"--max-model-len {longest} is more than the {model.max_positions} positions model {model.name!r} was "
-            f"made for; lower it"
-        )
     if model.layout.block_size > model.max_positions:
         raise ConfigError(
             f"--block-size {model.layout.block_size} is more than the {model.max_positions} positions model "
@@ -100,7 +98,7 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
         )
     return EngineLimits(
         block_size=model.layout.block_size,
-        max_model_len=longest,
+        max_model_len=model.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_waiting=settings.max_waiting,
         default_max_new_tokens=settings.default_max_new_tokens,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prefixcache.client import GenerateOptions as GenerateOptions
     from prefixcache.client import GenerationStream as GenerationStream
     from prefixcache.client.types import CacheCounters as CacheCounters
+    from prefixcache.client.types import CachedPrefix as CachedPrefix
     from prefixcache.client.types import Chunk as Chunk
     from prefixcache.client.types import Cleared as Cleared
     from prefixcache.client.types import EngineCounters as EngineCounters
@@ -28,13 +29,18 @@ if TYPE_CHECKING:
     from prefixcache.client.types import Messages as Messages
     from prefixcache.client.types import ModelInfo as ModelInfo
     from prefixcache.client.types import Percentiles as Percentiles
+    from prefixcache.client.types import PrefixPage as PrefixPage
+    from prefixcache.client.types import Progress as Progress
     from prefixcache.client.types import Prompt as Prompt
     from prefixcache.client.types import RequestCounters as RequestCounters
     from prefixcache.client.types import Started as Started
     from prefixcache.client.types import Timings as Timings
     from prefixcache.client.types import TokenCounters as TokenCounters
     from prefixcache.client.types import Tokenized as Tokenized
+    from prefixcache.client.types import TokenLogprobs as TokenLogprobs
+    from prefixcache.client.types import Tool as Tool
     from prefixcache.client.types import Usage as Usage
+    from prefixcache.client.types import Warmed as Warmed
     from prefixcache.client.types import WorkerStats as WorkerStats
     from prefixcache.errors import CapacityExceeded as CapacityExceeded
     from prefixcache.errors import ConfigError as ConfigError
@@ -56,6 +62,7 @@ _EXPORTS = {
         "AsyncClient",
         "AsyncGenerationStream",
         "CacheCounters",
+        "CachedPrefix",
         "Cleared",
         "Client",
         "EngineCounters",
@@ -70,14 +77,19 @@ _EXPORTS = {
         "Messages",
         "ModelInfo",
         "Percentiles",
+        "PrefixPage",
+        "Progress",
         "Prompt",
         "RequestCounters",
         "Started",
         "Chunk",
         "Timings",
         "TokenCounters",
+        "TokenLogprobs",
         "Tokenized",
+        "Tool",
         "Usage",
+        "Warmed",
         "WorkerStats",
     ),
     "prefixcache.errors": (

@@ -8,10 +8,11 @@ what does not fit is not cached, and counted.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Protocol
 
 from prefixcache.core.radix import RadixIndex
-from prefixcache.core.types import Hold
+from prefixcache.core.types import Hold, Prefix
 from prefixcache.storage.memory import Arena
 
 
@@ -47,6 +48,15 @@ class Lease:
     def num_blocks(self) -> int:
         """Leading blocks of the sequence that the lease covers."""
         return len(self.cells)
+
+
+PrefixPlace = tuple[int, int]
+"""A prefix's place in the order of use: ``place_of``, smaller for what was used later, then for the shorter."""
+
+
+def place_of(prefix: Prefix) -> PrefixPlace:
+    """Return where a prefix stands; no two of one cache stand in the same place."""
+    return -prefix.last_use, prefix.num_blocks
 
 
 class BlockCache(Protocol):
@@ -86,6 +96,9 @@ class BlockCache(Protocol):
     def clear(self) -> int:
         """Drop every prefix; return the blocks no longer matchable. Leased ones are freed at release."""
 
+    def prefixes(self, num_prefixes: int, *, after: PrefixPlace | None = None) -> list[Prefix]:
+        """Return at most ``num_prefixes`` prefixes, most recently used first, from behind ``after`` on."""
+
     def stats(self) -> CacheStats:
         """Return a snapshot."""
 
@@ -123,6 +136,7 @@ class PrefixCache:
         """Match, hold and touch; see ``BlockCache``."""
         hold = self._index.hold(self._index.match(root, tokens, max_blocks=max_blocks))
         self._index.touch(hold)
+        self._index.count_hit(hold)
         return Lease(self._index.cells(hold), hold)
 
     def reserve(self, num_blocks: int) -> list[int]:
@@ -169,6 +183,12 @@ class PrefixCache:
         num_blocks = self._index.num_blocks
         self._arena.free(self._index.clear())
         return num_blocks
+
+    def prefixes(self, num_prefixes: int, *, after: PrefixPlace | None = None) -> list[Prefix]:
+        """Return a page of prefixes; see ``BlockCache``. O(nodes)."""
+        found = self._index.prefixes()
+        rest = found if after is None else (prefix for prefix in found if place_of(prefix) > after)
+        return nsmallest(num_prefixes, rest, key=place_of)
 
     def stats(self) -> CacheStats:
         """Return a snapshot. ``used_bytes`` counts reserved and cleared but leased cells too. O(nodes leased)."""
@@ -248,6 +268,10 @@ class NullCache:
     def clear(self) -> int:
         """Return 0."""
         return 0
+
+    def prefixes(self, num_prefixes: int, *, after: PrefixPlace | None = None) -> list[Prefix]:
+        """Return no prefix."""
+        return []
 
     def stats(self) -> CacheStats:
         """Return the snapshot of a disabled cache."""

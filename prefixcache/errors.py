@@ -8,7 +8,7 @@ PrefixCacheError
 ├── TierUnavailable       a storage tier does not answer (administration only)
 ├── CorruptBlock          a stored block failed its checks (administration only)
 ├── DeadlineExceeded      the caller's deadline passed
-├── RequestCancelled      the caller went away
+├── RequestCancelled      the caller went away, or the request was aborted
 ├── Unauthenticated       no or unknown credentials
 ├── PermissionDenied      known credentials without the right
 ├── EngineStopped         the worker is stopping or cannot be reached
@@ -52,7 +52,7 @@ class DeadlineExceeded(PrefixCacheError):
 
 
 class RequestCancelled(PrefixCacheError):
-    """The caller cancelled the request."""
+    """The caller cancelled the request, or somebody aborted it by its id."""
 
 
 class Unauthenticated(PrefixCacheError):

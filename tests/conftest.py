@@ -31,9 +31,15 @@ def load_once() -> Callable[..., Any]:
     return cache(loading.load)
 
 
+@pytest.fixture(scope="session")
+def qualified_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session's workers remember which models are qualified."""
+    return tmp_path_factory.mktemp("qualified")
+
+
 @pytest.fixture
 def build_tiny(
-    tiny_folder: Path, load_once: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, qualified_folder: Path, load_once: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., "Worker"]]:
     """Builds a worker on the tiny model: fp32, blocks of 8 tokens, 4 sequences, one thread, room for 256 blocks."""
     import torch
@@ -42,6 +48,7 @@ def build_tiny(
     from model_worker.config import WorkerSettings
 
     monkeypatch.setattr(worker, "load", load_once)
+    monkeypatch.setattr(worker, "qualified_folder", lambda: qualified_folder)
     monkeypatch.setattr(worker, "_settle_garbage", lambda: None)
     num_threads = torch.get_num_threads()
 

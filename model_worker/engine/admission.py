@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from model_worker.engine.canonical import CanonicalRun
 from model_worker.engine.output import OutputText
 from model_worker.engine.request import GenerateRequest
-from model_worker.engine.sampler import Sampler
+from model_worker.engine.sampler import Sampler, SamplerContext
 from model_worker.engine.sequence import Sequence
 from model_worker.models.catalog import ModelDescription
 from model_worker.models.tokenizer import PromptTokenizer
@@ -51,14 +51,25 @@ class Admission:
     def prepare(self, request: GenerateRequest, *, now: float) -> Sequence:
         """A sequence ready for the queue; raises InvalidRequest with the field, its value and what to do."""
         max_new_tokens = self._max_new_tokens(request)
+        if request.stopping.min_new_tokens > max_new_tokens:
+            raise InvalidRequest(
+                f"min_new_tokens is {request.stopping.min_new_tokens} and at most {max_new_tokens} tokens will be "
+                f"generated; ask for fewer, or raise max_new_tokens"
+            )
         self._check_ids(request.prompt_token_ids)
+        ids = request.prompt_token_ids
+        if request.only_warms:
+            ids = ids[: len(ids) // self._limits.block_size * self._limits.block_size]
         run = CanonicalRun(
-            request.prompt_token_ids, token_bytes(request.prompt_token_ids), self.scope_root(request.cache_salt)
+            ids,
+            token_bytes(ids),
+            self.scope_root(request.cache_salt),
+            bypasses_cache=request.bypass_prefix_cache,
         )
         sequence = Sequence(request, run, arrived_at=now)
         sequence.max_new_tokens = max_new_tokens
         sequence.stop_ids = frozenset(request.stopping.stop_token_ids)
-        sequence.sampler = Sampler(request.sampling)
+        sequence.sampler = Sampler(request.sampling, self._sampler_context(request, max_new_tokens))
         sequence.output_text = OutputText(self._tokenizer.new_stream(), request.stopping.stop)
         return sequence
 
@@ -75,6 +86,11 @@ class Admission:
         if len(sequence.output_ids) >= sequence.max_new_tokens:
             return "length", text + output.flush()
         return "", text
+
+    def _sampler_context(self, request: GenerateRequest, max_new_tokens: int) -> SamplerContext:
+        stopping = request.stopping
+        end_ids = frozenset(stopping.stop_token_ids) | (frozenset() if stopping.ignore_eos else self._eos)
+        return SamplerContext(request.prompt_token_ids, max_new_tokens, stopping.min_new_tokens, end_ids)
 
     def _check_ids(self, token_ids: list[int]) -> None:
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:

@@ -11,7 +11,7 @@ from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.runner import ModelRunner, PrefillStep
 from model_worker.engine.sampler import Sampler
 from model_worker.kv.slots import Slot, SlotPool
-from prefixcache.cache import BlockCache, Lease
+from prefixcache.cache import BlockCache, Lease, NullCache
 
 
 @dataclass(slots=True, eq=False)
@@ -20,12 +20,14 @@ class CanonicalRun:
 
     ``tokens`` are the token bytes of ``token_ids``, ``root`` the scope root. The run owns
     ``slot`` and ``lease`` from ``Canonical.match`` to ``Canonical.end``; positions
-    ``[0, num_computed)`` of the slot hold KV.
+    ``[0, num_computed)`` of the slot hold KV. A run that ``bypasses_cache`` neither takes
+    nor publishes a block.
     """
 
     token_ids: list[int]
     tokens: bytes
     root: bytes
+    bypasses_cache: bool = False
     slot: Slot | None = None
     lease: Lease | None = None
     num_cached: int = 0
@@ -41,6 +43,7 @@ class Canonical:
 
     def __init__(self, cache: BlockCache, runner: ModelRunner, thread: ModelThread, *, block_size: int) -> None:
         self._cache = cache
+        self._no_cache = NullCache()
         self._runner = runner
         self._thread = thread
         self._block_size = block_size
@@ -51,10 +54,19 @@ class Canonical:
         At least one token is left to compute.
         """
         run.slot = slot
-        run.lease = self._cache.acquire(run.root, run.tokens, max_blocks=len(run) // self._block_size)
-        reusable = (len(run) - 1) // self._block_size
+        run.lease = self._cache_of(run).acquire(run.root, run.tokens, max_blocks=len(run) // self._block_size)
+        reusable = max(len(run) - 1, 0) // self._block_size
         run.num_cached = min(run.lease.num_blocks, reusable) * self._block_size
         return run.num_cached
+
+    def is_whole(self, run: CanonicalRun) -> bool:
+        """Whether all of a run's tokens, whole blocks, are cached or published."""
+        return run.lease is not None and run.lease.num_blocks * self._block_size == len(run)
+
+    def can_publish_more(self, run: CanonicalRun) -> bool:
+        """Whether a block of a run is left that would be published: none was dropped, and not all is done."""
+        assert run.lease is not None
+        return run.lease.num_blocks * self._block_size == run.num_computed < len(run)
 
     async def load(self, run: CanonicalRun) -> None:
         """Copy what is cached into the slot."""
@@ -71,10 +83,10 @@ class Canonical:
         """
         assert run.slot is not None
         assert run.lease is not None
-        start = run.num_computed
+        cache, start = self._cache_of(run), run.num_computed
         end = min(start + self._block_size, len(run))
         is_new_block = end - start == self._block_size and run.lease.num_blocks * self._block_size == start
-        cells = self._cache.reserve(1) if is_new_block else []
+        cells = cache.reserve(1) if is_new_block else []
         step = PrefillStep(
             slot=run.slot,
             token_ids=run.token_ids[start:end],
@@ -85,17 +97,17 @@ class Canonical:
         try:
             token = await self._thread.run(self._runner.prefill, step)
         except BaseException:
-            self._cache.unreserve(cells)
+            cache.unreserve(cells)
             raise
         run.num_computed = end
         if cells:
-            run.num_published += self._cache.publish(run.lease, run.tokens, cells)
+            run.num_published += cache.publish(run.lease, run.tokens, cells)
         return token
 
     def release_lease(self, run: CanonicalRun) -> None:
         """End the hold on the run's blocks; its slot has all it needs."""
         if run.lease is not None:
-            self._cache.release(run.lease)
+            self._cache_of(run).release(run.lease)
             run.lease = None
 
     def end(self, run: CanonicalRun, slots: SlotPool) -> None:
@@ -104,3 +116,6 @@ class Canonical:
         if run.slot is not None:
             slots.give_back(run.slot)
             run.slot = None
+
+    def _cache_of(self, run: CanonicalRun) -> BlockCache:
+        return self._no_cache if run.bypasses_cache else self._cache

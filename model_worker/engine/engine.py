@@ -8,18 +8,20 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar, TypeVarTuple
 
 import psutil
 
 from model_worker.engine.admission import EngineLimits
+from model_worker.engine.listing import list_page
 from model_worker.engine.loop import EngineLoop, EngineParts
 from model_worker.engine.request import Event, Finished, GenerateRequest
-from model_worker.engine.sequence import Sequence
-from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, WorkerStats
+from model_worker.engine.sequence import Phase, Sequence
+from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, PrefixPage, WarmResult, WorkerStats
 from prefixcache.core.blocks import token_bytes
-from prefixcache.errors import CapacityExceeded, EngineStopped
+from prefixcache.errors import CapacityExceeded, EngineStopped, InvalidRequest, NotFound, RequestCancelled
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Engine:
         self._thread = parts.thread
         self._io_pool = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="io")
         self._loop = EngineLoop(parts, limits, clock=clock)
+        self._open: dict[str, Sequence] = {}
         self._started_at = clock()
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,10 +76,11 @@ class Engine:
         await asyncio.wait(self._tasks[:1])
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """Run one request: Started, TokensGenerated*, Finished.
+        """Run one request: Started, Progress*, TokensGenerated*, Finished.
 
         Closing the generator, or cancelling the task that reads it, aborts the request
-        within one iteration. Raises InvalidRequest for what the model cannot do,
+        within one iteration. Raises InvalidRequest for what the model cannot do and for
+        the id of a request that waits or runs, RequestCancelled after ``abort``,
         CapacityExceeded where the queue is full, EngineStopped while stopping,
         InternalError for faults of the worker.
         """
@@ -88,7 +92,20 @@ class Engine:
                 if isinstance(event, Finished):
                     return
         finally:
+            if self._open.get(request.request_id) is sequence:
+                del self._open[request.request_id]
             self._loop.abandon(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """End a waiting or running request within one iteration; its ``generate`` raises RequestCancelled.
+
+        Raises NotFound where there is no such request.
+        """
+        sequence = self._find(request_id)
+        if sequence is None:
+            raise NotFound(f"no request {request_id!r} waits or runs here; it may have ended, or run on another worker")
+        self._loop.abandon(sequence)
+        sequence.mailbox.put(RequestCancelled(f"request {request_id} was aborted by a call of Abort"))
 
     def lookup(self, prompt_token_ids: list[int], *, cache_salt: str) -> LookupResult:
         """What of a prompt ``generate`` would take from the cache now; changes nothing."""
@@ -106,6 +123,33 @@ class Engine:
             num_blocks=num_tokens // size,
             block_size=size,
         )
+
+    async def warm(self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str) -> WarmResult:
+        """Compute the prompt's full blocks that are not cached, as one request; cancelling the task aborts it.
+
+        Raises what ``generate`` raises, and InvalidRequest where nothing is cached.
+        """
+        if not self.description.is_cache_enabled:
+            raise InvalidRequest(
+                "this worker caches nothing, so nothing can be warmed; start it without --no-cache and with more "
+                "--l1-bytes"
+            )
+        request = GenerateRequest(request_id, prompt_token_ids, cache_salt=cache_salt, only_warms=True)
+        async with aclosing(self.generate(request)) as events:
+            (record,) = [event.record async for event in events if isinstance(event, Finished)]
+        found = self.lookup(prompt_token_ids, cache_salt=cache_salt)
+        return WarmResult(
+            prompt_tokens=found.prompt_tokens,
+            cached_prompt_tokens=record.cached_prompt_tokens,
+            computed_prompt_tokens=record.computed_prompt_tokens,
+            cached_blocks=found.cached_blocks,
+            num_blocks=found.num_blocks,
+            block_size=found.block_size,
+        )
+
+    def list_prefixes(self, *, page_size: int, page_token: str) -> PrefixPage:
+        """A page of what is cached; raises InvalidRequest for a token that no page gave."""
+        return list_page(self._cache, page_size=page_size, page_token=page_token)
 
     def evict(self, target_bytes: int) -> EvictResult:
         """Evict until the cache holds at most ``target_bytes`` or the rest is in use."""
@@ -142,6 +186,10 @@ class Engine:
     def _submit(self, request: GenerateRequest) -> Sequence:
         if self._is_closing or not self._tasks or self._tasks[0].done():
             raise EngineStopped("the worker is not serving; send the request to another worker or try again later")
+        if self._find(request.request_id) is not None:
+            raise InvalidRequest(
+                f"request_id is {request.request_id!r}, which a waiting or running request has; send another or none"
+            )
         sequence = self._loop.admission.prepare(request, now=self._clock())
         if self._loop.scheduler.is_full:
             self._loop.ledger.requests.refused += 1
@@ -149,7 +197,14 @@ class Engine:
             raise CapacityExceeded(
                 f"the queue is full: {num_waiting} requests wait; try again later or raise --max-waiting"
             )
+        self._open[request.request_id] = sequence
         self._loop.enqueue(sequence)
+        return sequence
+
+    def _find(self, request_id: str) -> Sequence | None:
+        sequence = self._open.get(request_id)
+        if sequence is None or sequence.is_abandoned or sequence.phase is Phase.ENDED:
+            return None
         return sequence
 
     async def _watch_lag(self) -> None:

@@ -59,6 +59,8 @@ class Ledger:
                 self.requests.cancelled += 1
             return
         self.requests.finished += 1
+        if record.finish_reason == "warmed":
+            return
         self.requests.hits += record.cached_prompt_tokens > 0
         self._tokens.prompt += record.prompt_tokens
         self._tokens.cached += record.cached_prompt_tokens

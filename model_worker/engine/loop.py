@@ -15,7 +15,7 @@ from model_worker.engine.admission import Admission, EngineLimits
 from model_worker.engine.canonical import Canonical, CanonicalRun
 from model_worker.engine.ledger import Ledger
 from model_worker.engine.model_thread import ModelThread
-from model_worker.engine.request import Finished, Started, TokensGenerated
+from model_worker.engine.request import Finished, Progress, Started, TokensGenerated
 from model_worker.engine.runner import DecodeRow, ModelRunner
 from model_worker.engine.scheduler import Scheduler
 from model_worker.engine.sequence import Phase, Sequence
@@ -161,6 +161,10 @@ class EngineLoop:
         record.cached_prompt_tokens = self._canonical.match(sequence.run, self._slots.take())
         matched_at = self._clock()
         record.lookup_s = matched_at - started_at
+        if sequence.request.only_warms and self._canonical.is_whole(sequence.run):
+            record.cached_prompt_tokens = len(sequence.run)
+            self._finish_warming(sequence)
+            return
         sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens))
         await self._canonical.load(sequence.run)
         record.load_s = self._clock() - matched_at
@@ -170,13 +174,21 @@ class EngineLoop:
         run = sequence.run
         started_at = self._clock()
         num_before = run.num_computed
-        token = await self._canonical.advance(run, sequence.sampler)
+        only_warms = sequence.request.only_warms
+        token = await self._canonical.advance(run, None if only_warms else sequence.sampler)
         took = self._clock() - started_at
         num_computed = run.num_computed - num_before
         self.ledger.note_prefill(num_computed, took)
         sequence.record.prefill_s += took
         sequence.record.computed_prompt_tokens += num_computed
-        if token is None or sequence.is_abandoned:
+        if sequence.is_abandoned:
+            return
+        if only_warms and not self._canonical.can_publish_more(run):
+            self._finish_warming(sequence)
+            return
+        if token is None:
+            if sequence.request.report_progress:
+                sequence.mailbox.put(Progress(run.num_computed, len(run)))
             return
         self._canonical.release_lease(run)
         sequence.phase = Phase.DECODE
@@ -202,7 +214,7 @@ class EngineLoop:
             logger.exception("the text of request %s could not be made", name)
             self._fail(sequence, InternalError(f"request {name} failed in the worker"))
             return
-        sequence.mailbox.put(TokensGenerated([token], text))
+        sequence.mailbox.put(TokensGenerated([token], text, sequence.sampler.take_logprobs()))
         if reason:
             self._finish(sequence, reason)
 
@@ -219,10 +231,16 @@ class EngineLoop:
         self._close(sequence, outcome="finished")
         sequence.mailbox.put(Finished(record))
 
+    def _finish_warming(self, sequence: Sequence) -> None:
+        sequence.record.finish_reason = "warmed"
+        self._leave(sequence)
+        self._close(sequence, outcome="finished")
+        sequence.mailbox.put(Finished(sequence.record))
+
     def _offer_history(self, sequence: Sequence) -> None:
-        if not self._description.is_cache_enabled:
-            return
         run = sequence.run
+        if not self._description.is_cache_enabled or run.bypasses_cache:
+            return
         history = run.token_ids + sequence.output_ids
         tokens = run.tokens + token_bytes(sequence.output_ids)
         self.recomputer.offer(CanonicalRun(history, tokens, run.root), num_known=len(run))

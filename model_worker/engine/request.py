@@ -1,7 +1,7 @@
 """What goes into the engine and what comes out of it.
 
 First hop of a request's path: the RPC layer builds a ``GenerateRequest``; the
-engine answers with ``Event`` values in the order Started, Tokens*, Finished.
+engine answers with ``Event`` values in the order Started, Progress*, Tokens*, Finished.
 """
 
 from dataclasses import dataclass, field
@@ -13,35 +13,54 @@ from prefixcache.accounting import RequestRecord
 class SamplingParams:
     """How the next token is chosen; the defaults mean greedy decoding.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1.0 keep all tokens.
-    ``seed`` seeds the request's own generator; None draws one.
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1.0 and ``min_p`` 0 keep all tokens.
+    ``seed`` seeds the request's own generator; None draws one. ``repetition_penalty`` looks at
+    prompt and output, the other two penalties at the output alone; they and ``logit_bias``,
+    (token id, bias) pairs, change the logits before a token is chosen, greedily or not.
+    ``logprobs``: give each token's log-probability and those of this many best tokens; None: none.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When to stop. ``max_new_tokens`` None: what fits, at most the worker's default."""
+    """When to stop. ``max_new_tokens`` None: what fits, at most the worker's default.
+
+    Until there are ``min_new_tokens`` tokens, none that would end the output is chosen.
+    """
 
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request: a tokenized prompt and what to do with it."""
+    """One request: a tokenized prompt and what to do with it. Its id is nobody else's while it waits or runs.
+
+    One that ``only_warms`` computes the prompt's full blocks for the cache and generates nothing.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stopping: StopConditions = field(default_factory=StopConditions)
     cache_salt: str = ""
+    bypass_prefix_cache: bool = False
+    report_progress: bool = False
+    only_warms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +72,31 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """A block of the prompt was computed; ``processed_prompt_tokens`` counts cached ones too."""
+
+    processed_prompt_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one generated token and, as (id, logprob), of the best tokens in its place.
+
+    They are the model's own: from its logits in float32, before any bias, penalty or temperature.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """New token ids and the text that became certain with them."""
+    """New token ids and the text that became certain with them; ``logprobs`` one for each id, if asked for."""
 
     token_ids: list[int]
     text: str
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +106,4 @@ class Finished:
     record: RequestRecord
 
 
-Event = Started | TokensGenerated | Finished
+Event = Started | Progress | TokensGenerated | Finished

@@ -14,7 +14,7 @@ from model_worker.engine.sampler import Sampler
 from model_worker.kv.slots import CellArray, Slot, SlotPool
 from model_worker.models.attention import AttentionBatch, Span
 from model_worker.models.loading import LoadedModel
-from model_worker.models.qualification import padded_rows
+from model_worker.models.row_probe import padded_rows
 
 
 @dataclass(frozen=True, slots=True)

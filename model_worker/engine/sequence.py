@@ -9,7 +9,7 @@ from enum import Enum
 
 from model_worker.engine.canonical import CanonicalRun
 from model_worker.engine.output import OutputText
-from model_worker.engine.request import Event, GenerateRequest, TokensGenerated
+from model_worker.engine.request import Event, GenerateRequest, Progress, TokensGenerated
 from model_worker.engine.sampler import Sampler
 from prefixcache.accounting import RequestRecord
 from prefixcache.errors import PrefixCacheError
@@ -27,8 +27,8 @@ class Phase(Enum):
 class Mailbox:
     """Events on their way to the one reader of a request.
 
-    Holds at most one event per generated token; tokens that pile up at a slow reader
-    are joined into one event.
+    Holds at most one event per prompt block and generated token; tokens that pile up at
+    a slow reader are joined into one event, of progress it gets the newest.
     """
 
     def __init__(self) -> None:
@@ -47,6 +47,8 @@ class Mailbox:
             raise event
         if isinstance(event, TokensGenerated):
             return self._join(event)
+        if isinstance(event, Progress):
+            return self._newest(event)
         return event
 
     def _join(self, first: TokensGenerated) -> TokensGenerated:
@@ -60,7 +62,17 @@ class Mailbox:
         if len(parts) == 1:
             return first
         ids = [token_id for part in parts for token_id in part.token_ids]
-        return TokensGenerated(ids, "".join(part.text for part in parts))
+        logprobs = [logprob for part in parts for logprob in part.logprobs]
+        return TokensGenerated(ids, "".join(part.text for part in parts), logprobs)
+
+    def _newest(self, progress: Progress) -> Progress:
+        while not self._queue.empty():
+            event = self._queue.get_nowait()
+            if not isinstance(event, Progress):
+                self._next = event
+                break
+            progress = event
+        return progress
 
 
 class Sequence:

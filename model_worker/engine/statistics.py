@@ -92,6 +92,37 @@ class LookupResult:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmResult:
+    """What warming found and did; ``cached_blocks`` are those in the cache now."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    computed_prompt_tokens: int
+    cached_blocks: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """A prefix at whose end cached prompts part or end; ``own_bytes`` are those of its last blocks."""
+
+    num_tokens: int
+    own_bytes: int
+    hits: int
+    is_held: bool
+    is_leaf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPage:
+    """Prefixes, most recently used first, and the token of the page that follows, empty after the last."""
+
+    prefixes: list[CachedPrefix]
+    next_page_token: str
+
+
+@dataclass(frozen=True, slots=True)
 class EvictResult:
     """What was evicted."""
 

@@ -18,7 +18,7 @@ from prefixcache.errors import ConfigError
 NAME = "prefixcache"
 SHAPES_NAME = "prefixcache_shapes"
 
-UNSUPPORTED = ("softcap", "sliding_window", "s_aux", "position_bias")
+UNSUPPORTED = ("s_aux", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +51,70 @@ class AttentionBatch:
     storage_dtype: torch.dtype
 
 
-def attend(query: Tensor, key_value: Tensor, *, layer: int, batch: AttentionBatch) -> Tensor:
+def attend(
+    query: Tensor,
+    key_value: Tensor,
+    *,
+    layer: int,
+    batch: AttentionBatch,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Store K and V of a forward's rows in their slots and attend, span by span.
 
     ``query`` ``[num_heads, rows, head_dim]``, scaled, of the working dtype; ``key_value``
-    ``[2 * num_kv_heads, rows, head_dim]``, K before V. Returns the shape of ``query``;
-    rows beyond the last span are padding and come out as zeros.
+    ``[2 * num_kv_heads, rows, head_dim]``, K before V. With ``window`` a token sees itself
+    and the ``window - 1`` tokens before it, though the slot keeps all; ``softcap`` bounds
+    the scores to ``softcap * tanh(score / softcap)``. Returns the shape of ``query``; rows
+    beyond the last span are padding and come out as zeros.
     """
     rounded = key_value.to(batch.storage_dtype)
     outputs = []
     for span in batch.spans:
         end = span.start + span.num_tokens
-        window = span.kv[layer].narrow(1, 0, end)
-        window.narrow(1, span.start, span.num_tokens).copy_(rounded.narrow(1, span.row, span.num_tokens))
-        outputs.append(_attend_span(query.narrow(1, span.row, span.num_tokens), window, batch.causal_mask))
+        seen = span.kv[layer].narrow(1, 0, end)
+        seen.narrow(1, span.start, span.num_tokens).copy_(rounded.narrow(1, span.row, span.num_tokens))
+        if window is not None:
+            first = max(0, span.start - window + 1)
+            seen = seen.narrow(1, first, end - first)
+        own = query.narrow(1, span.row, span.num_tokens)
+        outputs.append(_attend_span(own, seen, batch.causal_mask, window=window, softcap=softcap))
     num_padding = query.shape[1] - batch.spans[-1].row - batch.spans[-1].num_tokens
     if num_padding:
         outputs.append(query.new_zeros(query.shape[0], num_padding, query.shape[2]))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
-def _attend_span(query: Tensor, window: Tensor, causal_mask: Tensor) -> Tensor:
-    """``query`` ``[num_heads, tokens, head_dim]``, the last of ``window`` ``[2 * num_kv_heads, length, head_dim]``."""
-    keys, values = window.chunk(2)
+def _attend_span(
+    query: Tensor, seen: Tensor, causal_mask: Tensor, *, window: int | None, softcap: float | None
+) -> Tensor:
+    """``query`` ``[num_heads, tokens, head_dim]``, the last of ``seen`` ``[2 * num_kv_heads, length, head_dim]``."""
+    keys, values = seen.chunk(2)
     num_heads, num_tokens, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape
     folded = query.reshape(num_kv_heads, num_heads // num_kv_heads * num_tokens, head_dim)
     scores = torch.bmm(folded, keys.transpose(1, 2))
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
     if num_tokens > 1:
-        own = scores.view(num_kv_heads, -1, num_tokens, length)[..., length - num_tokens :]
-        own.add_(causal_mask[:num_tokens, :num_tokens])
+        by_token = scores.view(num_kv_heads, -1, num_tokens, length)
+        by_token[..., length - num_tokens :].add_(causal_mask[:num_tokens, :num_tokens])
+        if window is not None:
+            _hide_beyond_window(by_token, causal_mask, window)
     return torch.bmm(torch.softmax(scores, dim=-1), values).view(num_heads, num_tokens, head_dim)
+
+
+def _hide_beyond_window(scores: Tensor, causal_mask: Tensor, window: int) -> None:
+    """Add -inf where a key is ``window`` or more tokens before its query.
+
+    ``scores`` ``[..., tokens, length]`` begins with the first key that its first query
+    sees; the first ``num_wide`` queries see all keys from there to themselves.
+    """
+    num_tokens, length = scores.shape[-2:]
+    num_wide = window - 1 - (length - num_tokens)
+    num_narrow = num_tokens - num_wide
+    if num_narrow > 1:
+        scores[..., num_wide:, :num_narrow].add_(causal_mask[:num_narrow, :num_narrow].T)
 
 
 def attention_forward(
@@ -92,6 +125,8 @@ def attention_forward(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     attention_batch: AttentionBatch | None = None,
     **options: Any,  # noqa: ANN401  what transformers passes differs by model
 ) -> tuple[Tensor, None]:
@@ -111,8 +146,25 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     working = attention_batch.spans[0].kv.dtype
     key_value = torch.cat((key[0], value[0]))
-    attended = attend(query[0].to(working) * scale, key_value, layer=layer, batch=attention_batch)
+    attended = attend(
+        query[0].to(working) * scale,
+        key_value,
+        layer=layer,
+        batch=attention_batch,
+        window=sliding_window,
+        softcap=softcap,
+    )
     return attended.transpose(0, 1).unsqueeze(0).to(query.dtype), None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer hands to attention: heads and dims of its KV, and its window where it has one."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
 
 
 def record_shapes(
@@ -122,19 +174,25 @@ def record_shapes(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    kv_shapes: dict[int, tuple[int, int, int]] | None = None,
+    kv_shapes: dict[int, LayerShape] | None = None,
+    sliding_window: int | None = None,
     **options: Any,  # noqa: ANN401  what transformers passes differs by model
 ) -> tuple[Tensor, None]:
-    """Stands in for attention in one forward and writes down each layer's (KV heads, K dim, V dim)."""
+    """Stands in for attention in one forward and writes down the shape of each layer's KV."""
     if kv_shapes is not None:
-        kv_shapes[module.layer_idx] = (key.shape[1], key.shape[3], value.shape[3])  # type: ignore[index]
+        layer: int = module.layer_idx  # type: ignore[assignment]  # a plain attribute of every attention module
+        kv_shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3], sliding_window)
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
 
 def _refuse_unsupported(module: torch.nn.Module, options: dict[str, Any]) -> None:
+    if not getattr(module, "is_causal", True):
+        raise ConfigError(
+            f"{type(module).__name__} lets tokens see later ones, so no prefix is reusable; serve a causal model"
+        )
     for name in UNSUPPORTED:
         if options.get(name) is not None:
             raise ConfigError(
-                f"{type(module).__name__} uses {name}={options[name]!r}, which this version's attention does not "
-                f"compute; serve a model without it"
+                f"{type(module).__name__} passes {name} to its attention, which this version does not compute; serve a "
+                f"model without it"
             )

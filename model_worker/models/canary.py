@@ -1,28 +1,31 @@
-"""The canary: a fixed three-block prompt, run canonically, digested to the bit.
+"""The canary: a fixed prompt, three blocks where the model has the positions, run canonically and digested to the bit.
 
 Two workers whose canaries agree compute alike and may share blocks in strict mode.
 """
 
+import hashlib
+
 import torch
+from torch import Tensor
 
-from model_worker.models.attention import AttentionBatch, Span
 from model_worker.models.loading import LoadedModel
-from model_worker.models.qualification import CANARY_BLOCKS, canary_tokens, tensors_digest
+from model_worker.models.trial import Trial, walk_tokens
+
+CANARY_BLOCKS = 3
 
 
-@torch.inference_mode()
 def canary_digest(model: LoadedModel) -> str:
-    """Hex digest of the canary's KV and last logits."""
-    layout = model.layout
-    size = layout.block_size
-    num_tokens = CANARY_BLOCKS * size
-    shape = (layout.num_layers, 2, layout.num_kv_heads, num_tokens, layout.head_dim)
-    kv = torch.zeros(shape, dtype=layout.working_dtype, device=model.device)
-    mask = torch.full((size, size), float("-inf"), dtype=layout.working_dtype, device=model.device).triu(1)
-    ids = torch.tensor([canary_tokens(num_tokens, model.vocab_size)], device=model.device)
-    logits = torch.empty(0)
-    for start in range(0, num_tokens, size):
-        positions = torch.arange(start, start + size, device=model.device).unsqueeze(0)
-        batch = AttentionBatch((Span(kv.flatten(1, 2), start, 0, size),), mask, layout.storage_dtype)
-        logits = model.causal.forward_logits(ids[:, start : start + size], positions, batch, num_logits=1)
+    """Hex digest of the canary's KV and its last logits."""
+    trial = Trial(model.causal, model.layout)
+    num_tokens = min(CANARY_BLOCKS * model.layout.block_size, model.max_positions)
+    kv = trial.new_kv(num_tokens)
+    logits = trial.prefill_blocks(kv, walk_tokens(num_tokens, model.vocab_size))
     return tensors_digest([kv, logits])
+
+
+def tensors_digest(tensors: list[Tensor]) -> str:
+    """Hex SHA-256 over the tensors' raw bytes."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

@@ -1,6 +1,6 @@
-"""A Llama decoder layer in fewer, larger operations.
+"""A decoder layer of the Llama kind in fewer, larger operations.
 
-Computes what transformers' ``LlamaDecoderLayer`` computes, from the same weights: Q, K
+Computes what transformers' layers named in ``FUSED_LAYERS`` compute, from the same weights: Q, K
 and V in one product, gate and up in one, Q and K rotated together, activations float32
 throughout. Decoding one token through 30 small layers is bound by the number of
 operations as much as by the bytes of the weights.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from model_worker.models.attention import AttentionBatch, attend
 from model_worker.models.linear import PackedLinear
 
-FUSED_LAYERS = ("LlamaDecoderLayer",)
+FUSED_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 
 
 class FusedRotary(nn.Module):
@@ -70,6 +70,7 @@ class FusedLlamaLayer(nn.Module):
         self.num_kv_heads = attention.k_proj.out_features // self.head_dim
         self.num_heads = attention.q_proj.out_features // self.head_dim
         self.scaling = torch.tensor(attention.scaling)
+        self.window = _window_of(attention)
         self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.output = PackedLinear(attention.o_proj)
         self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
@@ -97,8 +98,16 @@ class FusedLlamaLayer(nn.Module):
         rotated = rotate(heads[: self.num_heads + self.num_kv_heads], *rotary)
         heads[self.num_heads : self.num_heads + self.num_kv_heads] = rotated[self.num_heads :]
         query = rotated[: self.num_heads] * self.scaling
-        attended = attend(query, heads[self.num_heads :], layer=self.layer_idx, batch=batch)
+        attended = attend(query, heads[self.num_heads :], layer=self.layer_idx, batch=batch, window=self.window)
         return self.output.apply_rows(attended.transpose(0, 1).reshape(rows.shape[0], -1))
+
+
+def _window_of(attention: Any) -> int | None:  # noqa: ANN401  attention classes differ
+    """The window that the layer passes to its attention: its own, or for Mistral the config's."""
+    if hasattr(attention, "sliding_window"):
+        window: int | None = attention.sliding_window
+        return window
+    return getattr(attention.config, "sliding_window", None) if type(attention).__name__ == "MistralAttention" else None
 
 
 def fuse_layers(model: nn.Module) -> int:

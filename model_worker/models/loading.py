@@ -13,29 +13,33 @@ from pathlib import Path
 
 import torch
 
-from model_worker.models import attention
 from model_worker.models.catalog import ModelSource
 from model_worker.models.conversion import cache_folder, converted_folder
 from model_worker.models.digest import weights_digest
 from model_worker.models.fused import fuse_layers
 from model_worker.models.layout import KvLayout
 from model_worker.models.linear import activation_dtype, is_packing_supported, pack_linears, packed_linears
+from model_worker.models.rope import check_length, freeze_rope
+from model_worker.models.sequential import runnable
 from model_worker.models.tokenizer import PromptTokenizer
 from model_worker.models.transformers_adapter import CausalModel, library_version, load_folder
+from model_worker.models.trial import check_attention, running
 from prefixcache.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_MAX_MODEL_LEN = 8_192
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load: dtype by name, device, tokens a block."""
+    """How to load: dtype by name, device, tokens a block, longest sequence (None: the model's, at most 8,192)."""
 
     dtype: str
     device: torch.device
     block_size: int
+    max_model_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class LoadedModel:
     rope_digest: bytes
     weights_bytes: int
     packed_bytes: int
+    max_model_len: int
 
     @property
     def model_type(self) -> str:
@@ -66,7 +71,7 @@ class LoadedModel:
     @property
     def max_positions(self) -> int:
         """Longest sequence the model was made for."""
-        return int(self.causal.config.get("max_position_embeddings", 2048))
+        return self.causal.max_positions
 
 
 def pick_device(name: str) -> torch.device:
@@ -83,9 +88,13 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     folder = _folder_of(source, options.dtype)
     activations = activation_dtype(DTYPES[options.dtype], options.device)
     model, tokenizer = load_folder(folder, dtype=activations, device=options.device)
+    causal = running(lambda: runnable(model))
+    max_model_len = options.max_model_len or min(causal.max_positions, DEFAULT_MAX_MODEL_LEN)
+    check_length(model.config, max_model_len=max_model_len, max_positions=causal.max_positions)
+    freeze_rope(model, max_model_len=max_model_len)
     rope_digest = _rope_digest(model)
-    causal = CausalModel(model)
     layout = _read_layout(causal, options)
+    check_attention(causal, layout)
     if is_packing_supported(options.device):
         fuse_layers(model)
         pack_linears(model)
@@ -102,6 +111,7 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
         rope_digest=rope_digest,
         weights_bytes=weights_bytes,
         packed_bytes=packed_bytes,
+        max_model_len=max_model_len,
     )
 
 
@@ -115,8 +125,9 @@ def numerics_profile(model: LoadedModel, *, num_threads: int, canary: str) -> di
         "transformers": library_version(),
         "threads": str(num_threads),
         "activations": str(model.causal.model.dtype).removeprefix("torch."),
-        "attention": f"{attention.NAME}/{str(model.layout.working_dtype).removeprefix('torch.')}",
+        "attention": f"{model.causal.attention_name}/{str(model.layout.working_dtype).removeprefix('torch.')}",
         "linear": _kernel_counts(model),
+        "experts": model.causal.experts,
         "matmul_precision": torch.get_float32_matmul_precision(),
         "canary": canary,
     }
@@ -152,15 +163,17 @@ def _rope_digest(model: torch.nn.Module) -> bytes:
 
 
 def _read_layout(causal: CausalModel, options: LoadOptions) -> KvLayout:
-    shapes = causal.kv_shapes()
-    if sorted(shapes) != list(range(len(shapes))) or len(set(shapes.values())) != 1:
+    shapes = running(causal.kv_shapes)
+    sizes = {layer: (shape.num_kv_heads, shape.key_dim, shape.value_dim) for layer, shape in shapes.items()}
+    if not sizes or sorted(sizes) != list(range(len(sizes))) or len(set(sizes.values())) != 1:
         raise ConfigError(
-            f"the layers' KV differ in shape or some keep none (layer -> heads, K dim, V dim: {shapes}); this "
+            f"the layers' KV differ in shape or some keep none (layer -> heads, K dim, V dim: {sizes}); this "
             f"version caches models whose layers are all alike"
         )
-    num_kv_heads, key_dim, value_dim = shapes[0]
+    num_kv_heads, key_dim, value_dim = sizes[0]
     if key_dim != value_dim:
         raise ConfigError(f"K has {key_dim} values a head and V {value_dim}; this version needs them equal")
+    causal.check_windows({layer: shape.window for layer, shape in shapes.items()})
     return KvLayout(
         num_layers=len(shapes),
         num_kv_heads=num_kv_heads,

@@ -1,88 +1,102 @@
-"""What a loaded model must prove, and what is measured of it, before it serves.
+"""What a loaded model must prove before it serves, remembered by identity.
 
-The row probe finds the batch sizes at which every packed projection gives each row
-the same bits; the canary is the digest of KV and logits of one fixed prompt, equal
-where two workers compute alike.
+A model that fails is refused by the name of the check. Passing is written down in the
+user's cache folder, under a digest of all that could change the outcome; a file that
+cannot be read or written costs the time of the checks, nothing else.
 """
 
 import hashlib
-from collections.abc import Callable
-from typing import Any
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from model_worker.models.linear import PackedLinear
+from model_worker.models.checks import CHECKS, CheckFailed, Subject
+from model_worker.models.conversion import cache_folder
+from model_worker.models.loading import LoadedModel
+from model_worker.models.trial import Trial
 from prefixcache.errors import ConfigError
 
-PROBE_SEED = 20_240_229
-CANARY_BLOCKS = 3
+logger = logging.getLogger(__name__)
+
+VERSION = 1
 
 
-def distinct_linears(model: torch.nn.Module) -> list[PackedLinear | torch.nn.Linear]:
-    """One linear layer, packed or plain, for each (output, input) size of the model."""
-    by_size: dict[tuple[int, int], PackedLinear | torch.nn.Linear] = {}
-    for module in model.modules():
-        if isinstance(module, PackedLinear | torch.nn.Linear):
-            by_size.setdefault((module.out_features, module.in_features), module)
-    return list(by_size.values())
+@dataclass(frozen=True, slots=True)
+class Qualification:
+    """The checks a model passed and what each measured; whether that was remembered or found now."""
+
+    checks: dict[str, str]
+    is_remembered: bool
 
 
-def invariant_row_counts(apply: Callable[[Tensor], Tensor], inputs: Tensor) -> set[int]:
-    """Numbers of rows at which ``apply`` gives every row the bits it has among all of ``inputs``.
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What decides the outcome: the namespace's digest (model, numerics, canary), and the batches that will be run."""
 
-    ``inputs`` is ``[max_rows, features]``; each count takes a leading and a trailing
-    part of it, so that a row is seen at another place and among others.
+    namespace_digest: bytes
+    allowed_rows: tuple[int, ...]
+    max_rows: int
+
+    def digest(self) -> str:
+        """Hex SHA-256 over all of it and this file's version."""
+        fields = [VERSION, self.namespace_digest.hex(), list(self.allowed_rows), self.max_rows]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+
+
+def qualified_folder() -> Path:
+    """Where passed qualifications are kept, next to converted models."""
+    return cache_folder().parent / "qualified"
+
+
+def qualify(model: LoadedModel, circumstances: Circumstances, *, folder: Path) -> Qualification:
+    """Run the five checks, or recall that this very model passed them here.
+
+    Raises ConfigError with the check's name, what it found and what to do.
     """
-    reference = apply(inputs)
-    total = inputs.shape[0]
-    return {
-        count
-        for count in range(1, total + 1)
-        if torch.equal(apply(inputs[:count].contiguous()), reference[:count])
-        and torch.equal(apply(inputs[total - count :].contiguous()), reference[total - count :])
-    }
+    path = folder / f"{circumstances.digest()}.json"
+    remembered = _read(path)
+    if remembered is not None:
+        return Qualification(remembered, is_remembered=True)
+    found = run_checks(model, circumstances)
+    _write(path, found)
+    return Qualification(found, is_remembered=False)
 
 
-@torch.inference_mode()
-def probe_rows(model: torch.nn.Module, *, max_rows: int) -> tuple[int, ...]:
-    """Batch sizes, ascending, at which rows do not see their neighbours; the largest is at least ``max_rows``.
-
-    Looks at twice as many rows as are needed, so that padding upwards finds a size.
-    Raises ConfigError where no size serves ``max_rows``.
-    """
-    probed = max(2 * max_rows, 8)
-    counts = set(range(1, probed + 1))
-    generator = torch.Generator().manual_seed(PROBE_SEED)
-    for layer in distinct_linears(model):
-        inputs = torch.randn(probed, layer.in_features, generator=generator)
-        where = {"dtype": layer.dtype} if isinstance(layer, PackedLinear) else _place(layer)
-        counts &= invariant_row_counts(layer, inputs.to(**where))
-    if not counts or max(counts) < max_rows:
-        raise ConfigError(
-            f"row probe: no batch size of {max_rows} to {probed} rows gives each row the same bits on this "
-            f"machine; lower --max-num-seqs or set another --threads"
-        )
-    return tuple(sorted(counts))
+def run_checks(model: LoadedModel, circumstances: Circumstances) -> dict[str, str]:
+    """Name of each check to what it measured; ConfigError at the first that does not hold."""
+    subject = Subject(
+        trial=Trial(model.causal, model.layout),
+        allowed_rows=circumstances.allowed_rows,
+        max_rows=circumstances.max_rows,
+        storage_dtype=model.layout.storage_dtype,
+        has_experts=bool(model.causal.experts),
+        max_positions=model.max_positions,
+    )
+    found = {}
+    for name, (check, advice) in CHECKS.items():
+        try:
+            found[name] = check(subject)
+        except CheckFailed as failure:
+            raise ConfigError(f"model {model.name!r} fails the check {name!r}: {failure}; {advice}") from failure
+    return found
 
 
-def _place(layer: torch.nn.Linear) -> dict[str, Any]:
-    return {"dtype": layer.weight.dtype, "device": layer.weight.device}
+def _read(path: Path) -> dict[str, str] | None:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    is_whole = isinstance(found, dict) and list(found) == list(CHECKS)
+    return found if is_whole and all(isinstance(text, str) for text in found.values()) else None
 
 
-def padded_rows(num_rows: int, allowed: tuple[int, ...]) -> int:
-    """The smallest allowed batch size that holds ``num_rows``."""
-    return next(count for count in allowed if count >= num_rows)
-
-
-def canary_tokens(num_tokens: int, vocab_size: int) -> list[int]:
-    """A fixed prompt: a linear congruential walk over the vocabulary."""
-    return [(PROBE_SEED + 7_919 * place) % vocab_size for place in range(num_tokens)]
-
-
-def tensors_digest(tensors: list[Tensor]) -> str:
-    """Hex SHA-256 over the tensors' raw bytes."""
-    total = hashlib.sha256()
-    for tensor in tensors:
-        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
+def _write(path: Path, found: dict[str, str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(found))
+        part.replace(path)
+    except OSError as error:
+        logger.warning("cannot remember the qualification in %s: %s; the next start runs it again", path, error)

@@ -5,6 +5,7 @@ belongs to one sequence. It holds the GIL through ``encode`` and ``decode``, sec
 for a long text, and releases it in the batch calls, which are therefore used.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ class PromptTokenizer:
         self._tokenizer = tokenizer
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         self.has_chat_template = bool(tokenizer.chat_template)
+        self.takes_tools = re.search(r"\btools\b", str(tokenizer.chat_template)) is not None
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of plain text, with the special tokens the tokenizer adds by default."""
@@ -49,13 +51,18 @@ class PromptTokenizer:
         """Tokens of text that a chat template rendered: special tokens are in the text already."""
         return self._encode(text, add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The conversation as the model's template writes it, ending where the assistant's answer begins."""
+    def render_chat(self, messages: Sequence[dict[str, str]], tools: Sequence[dict[str, object]] = ()) -> str:
+        """The conversation as the model's template writes it, ending where the assistant's answer begins.
+
+        ``tools`` are JSON objects in the form the template expects.
+        """
         if not self.has_chat_template:
             raise InvalidRequest("this model has no chat template; send the prompt as text or as token ids")
         try:
-            rendered = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            rendered = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
         return str(rendered)
 

@@ -16,13 +16,17 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.pytorch_utils import Conv1D
 
 from model_worker.models import attention
+from model_worker.models.rope import check_rope
 from prefixcache.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-SUPPORTED_ROPE = ("default", "linear", "llama3", "yarn")
+KNOWN_LAYERS = ("full_attention", "sliding_attention")
+EXPERTS_BY_GROUP = "eager"
+EXPERTS_BY_ROW = "batched_mm"
 
 
 def library_version() -> str:
@@ -68,12 +72,12 @@ def load_folder(
     AttentionInterface.register(attention.SHAPES_NAME, attention.record_shapes)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        _check_rope(config)
+        check_rope(config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation=attention.NAME,
+            attn_implementation="eager",
             local_files_only=True,
             output_loading_info=True,
         )
@@ -84,6 +88,7 @@ def load_folder(
         raise ConfigError(f"cannot load the model in {folder}: {error}") from error
     model, report = loaded
     _check_complete(folder, sorted(report["missing_keys"]))
+    straighten_linears(model)
     return model.to(device).eval(), tokenizer
 
 
@@ -95,25 +100,39 @@ def _check_complete(folder: Path, missing: list[str]) -> None:
         )
 
 
-def _check_rope(config: Any) -> None:  # noqa: ANN401  config classes have no common type for this
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default") if isinstance(rope, dict) else "default"
-    if kind not in SUPPORTED_ROPE:
-        raise ConfigError(
-            f"rope type {kind!r} depends on the length of the prompt, so a prefix would not be reusable; "
-            f"serve a model with one of {', '.join(SUPPORTED_ROPE)}"
-        )
+def straighten_linears(model: torch.nn.Module) -> None:
+    """Replace every ``Conv1D``, a linear layer with its weight transposed, by the ``nn.Linear`` it stands for."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Conv1D):
+                setattr(parent, name, _linear_of(child))
+
+
+def _linear_of(layer: Conv1D) -> torch.nn.Linear:
+    linear = torch.nn.Linear(layer.nx, layer.nf, device="meta")
+    linear.weight = torch.nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
+    linear.bias = torch.nn.Parameter(layer.bias.detach(), requires_grad=False)
+    return linear
 
 
 class CausalModel:
     """A loaded model as the runner calls it: one row of tokens, the engine's attention, no cache object."""
 
+    attention_name = attention.NAME
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self._chosen_experts = ""
+        self._has_experts = bool(model._can_set_experts_implementation())  # noqa: SLF001  has no public name
 
-    def kv_shapes(self) -> dict[int, tuple[int, int, int]]:
-        """(KV heads, K dim, V dim) of each layer, as attention receives them in a forward of one token."""
-        shapes: dict[int, tuple[int, int, int]] = {}
+    @property
+    def experts(self) -> str:
+        """How experts are computed, in a prefill and in a decode; empty for a model without them."""
+        return f"{EXPERTS_BY_GROUP} {EXPERTS_BY_ROW}" if self._has_experts else ""
+
+    def kv_shapes(self) -> dict[int, attention.LayerShape]:
+        """The shape of each layer's KV, as attention receives it in a forward of one token."""
+        shapes: dict[int, attention.LayerShape] = {}
         token = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
         self.model.set_attn_implementation(attention.SHAPES_NAME)
         with torch.inference_mode():
@@ -121,23 +140,58 @@ class CausalModel:
         self.model.set_attn_implementation(attention.NAME)
         return shapes
 
+    def check_windows(self, windows: dict[int, int | None]) -> None:
+        """Raise ConfigError where the config limits what a layer sees in a way its attention was not told of."""
+        config = self.model.config
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
+        for layer, kind in enumerate(kinds):
+            if kind not in KNOWN_LAYERS or (kind == "sliding_attention" and windows[layer] is None):
+                raise ConfigError(
+                    f"layer {layer} of the model is of type {kind!r}, which this version does not compute; serve a "
+                    f"model with layers of {' and '.join(KNOWN_LAYERS)}"
+                )
+
     def forward_kv(self, ids: Tensor, positions: Tensor, batch: attention.AttentionBatch) -> None:
         """Compute KV of ``ids`` ``[1, rows]`` into the batch's slots, without the LM head."""
+        self._choose_experts(batch)
         self.model.base_model(input_ids=ids, position_ids=positions, use_cache=False, attention_batch=batch)
 
     def forward_logits(
         self, ids: Tensor, positions: Tensor, batch: attention.AttentionBatch, *, num_logits: int
     ) -> Tensor:
         """As ``forward_kv``, and the logits ``[num_logits, vocab_size]`` of the last rows; 0: of all rows."""
+        self._choose_experts(batch)
         output = self.model(
             input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=num_logits, attention_batch=batch
         )
         return cast("Tensor", output.logits[0])
 
+    def reference_logits(self, ids: Tensor) -> Tensor:
+        """Logits ``[tokens, vocab_size]`` of ``ids`` ``[1, tokens]`` in one forward with the model's own attention."""
+        self.model.set_attn_implementation("eager")
+        logits = self.model(input_ids=ids, use_cache=False).logits[0]
+        self.model.set_attn_implementation(attention.NAME)
+        return cast("Tensor", logits)
+
+    def _choose_experts(self, batch: attention.AttentionBatch) -> None:
+        """Rows of several sequences go to their experts one by one; a sequence's own tokens go together."""
+        if not self._has_experts:
+            return
+        wanted = EXPERTS_BY_ROW if batch.spans[0].num_tokens == 1 else EXPERTS_BY_GROUP
+        if self._chosen_experts != wanted:
+            self.model.set_experts_implementation(wanted)
+            self._chosen_experts = wanted
+
     @property
     def config(self) -> dict[str, Any]:
         """The model's config as a dictionary."""
         return self.model.config.to_dict()
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence the model was made for."""
+        config = self.model.config
+        return int(getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 2048)
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """The model's own end tokens."""

@@ -1,7 +1,9 @@
 """``CacheAdmin``: statistics and the operator's commands."""
 
 from model_worker.rpc.backend import Backend
+from model_worker.rpc.bounds import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE
 from model_worker.rpc.messages import fill
+from prefixcache.errors import InvalidRequest
 from prefixcache.pb.v1 import admin_pb2, admin_pb2_grpc
 
 
@@ -14,6 +16,21 @@ class AdminServicer(admin_pb2_grpc.CacheAdminServicer):
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: object) -> admin_pb2.GetStatsResponse:  # noqa: N802
         """Return counters and gauges since the start."""
         return fill(admin_pb2.GetStatsResponse, self._backend.stats(), model=self._backend.description.model)
+
+    async def ListPrefixes(  # noqa: N802
+        self, request: admin_pb2.ListPrefixesRequest, context: object
+    ) -> admin_pb2.ListPrefixesResponse:
+        """Return a page of cached prefixes."""
+        if request.page_size > MAX_PAGE_SIZE:
+            raise InvalidRequest(
+                f"page_size is {request.page_size}; send at most {MAX_PAGE_SIZE}, or 0 for the default"
+            )
+        page_size = request.page_size or DEFAULT_PAGE_SIZE
+        page = self._backend.list_prefixes(page_size=page_size, page_token=request.page_token)
+        return admin_pb2.ListPrefixesResponse(
+            prefixes=[fill(admin_pb2.CachedPrefix, prefix) for prefix in page.prefixes],
+            next_page_token=page.next_page_token,
+        )
 
     async def Evict(self, request: admin_pb2.EvictRequest, context: object) -> admin_pb2.EvictResponse:  # noqa: N802
         """Shrink the cache to the target."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from model_worker.engine.request import Event, GenerateRequest
-from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, WorkerStats
+from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, PrefixPage, WarmResult, WorkerStats
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -40,8 +40,12 @@ class Tokenizer(Protocol):
     def encode_text(self, text: str, /) -> list[int]:
         """Tokenize plain text, with the special tokens the tokenizer adds by default."""
 
-    def render_chat(self, messages: list[dict[str, str]], /) -> str:
-        """Render messages of ``role`` and ``content`` by the chat template."""
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template does anything with tools."""
+
+    def render_chat(self, messages: list[dict[str, str]], tools: list[dict[str, object]], /) -> str:
+        """Render messages of ``role`` and ``content``, and JSON objects of tools, by the chat template."""
 
     def encode_rendered(self, text: str, /) -> list[int]:
         """Tokenize a rendered chat, whose special tokens are in its text."""
@@ -62,10 +66,19 @@ class Backend(Protocol):
         """The model's tokenizer."""
 
     def generate(self, request: GenerateRequest, /) -> AsyncGenerator[Event, None]:
-        """Run one request: Started, TokensGenerated*, Finished; closing the generator aborts it."""
+        """Run one request: Started, Progress*, TokensGenerated*, Finished; closing the generator aborts it."""
+
+    def abort(self, request_id: str, /) -> None:
+        """End a request that waits or runs; raises NotFound where there is none of this id."""
 
     def lookup(self, prompt_token_ids: list[int], /, *, cache_salt: str) -> LookupResult:
         """Say what of a prompt is cached, changing nothing."""
+
+    def warm(self, prompt_token_ids: list[int], /, *, cache_salt: str, request_id: str) -> Awaitable[WarmResult]:
+        """Compute a prompt's full blocks for the cache; cancelling the caller aborts it."""
+
+    def list_prefixes(self, *, page_size: int, page_token: str) -> PrefixPage:
+        """Give a page of what is cached; raises InvalidRequest for a token that no page gave."""
 
     def evict(self, target_bytes: int, /) -> EvictResult:
         """Shrink the cache to at most ``target_bytes``."""

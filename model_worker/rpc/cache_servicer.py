@@ -1,10 +1,11 @@
-"""``PrefixCache``: read-only questions about cached prefixes."""
+"""``PrefixCache``: what callers ask about cached prefixes and do for them."""
 
 from model_worker.rpc.backend import Backend
 from model_worker.rpc.bounds import check_cache_salt
 from model_worker.rpc.messages import fill
 from model_worker.rpc.prompts import resolve_prompt
 from prefixcache.pb.v1 import cache_pb2, cache_pb2_grpc
+from prefixcache.rpc.interceptors import current_request_id
 
 
 class CacheServicer(cache_pb2_grpc.PrefixCacheServicer):
@@ -19,3 +20,12 @@ class CacheServicer(cache_pb2_grpc.PrefixCacheServicer):
         prompt = await resolve_prompt(request.prompt, self._backend)
         found = self._backend.lookup(prompt.token_ids, cache_salt=request.cache_salt)
         return fill(cache_pb2.LookupResponse, found)
+
+    async def Warm(self, request: cache_pb2.WarmRequest, context: object) -> cache_pb2.WarmResponse:  # noqa: N802
+        """Bring a prompt into the cache."""
+        check_cache_salt(request.cache_salt)
+        prompt = await resolve_prompt(request.prompt, self._backend)
+        warmed = await self._backend.warm(
+            prompt.token_ids, cache_salt=request.cache_salt, request_id=current_request_id()
+        )
+        return fill(cache_pb2.WarmResponse, warmed)

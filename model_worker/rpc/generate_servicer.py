@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from model_worker.engine.request import GenerateRequest
 from model_worker.rpc.backend import Backend
-from model_worker.rpc.bounds import check_cache_salt
+from model_worker.rpc.bounds import check_cache_salt, check_request_id
 from model_worker.rpc.messages import fill, response_of
 from model_worker.rpc.options import check_model, read_sampling, read_stopping
 from model_worker.rpc.prompts import resolve_prompt
@@ -29,7 +29,7 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
         request: worker_pb2.GenerateRequest,
         context: object,
     ) -> AsyncIterator[worker_pb2.GenerateResponse]:
-        """Stream Started, Tokens and Finished of one request."""
+        """Stream Started, Progress, Tokens and Finished of one request."""
         async with aclosing(self._backend.generate(await self._read(request))) as events:
             async for event in events:
                 yield response_of(event)
@@ -38,7 +38,7 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
         description = self._backend.description
         check_model(request.model, description)
         check_cache_salt(request.cache_salt)
-        sampling = read_sampling(request.sampling)
+        sampling = read_sampling(request.sampling, description)
         stopping = read_stopping(request.stopping, description)
         prompt = await resolve_prompt(request.prompt, self._backend)
         return GenerateRequest(
@@ -47,7 +47,15 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
             sampling=sampling,
             stopping=stopping,
             cache_salt=request.cache_salt,
+            bypass_prefix_cache=request.bypass_prefix_cache,
+            report_progress=request.report_progress,
         )
+
+    async def Abort(self, request: worker_pb2.AbortRequest, context: object) -> worker_pb2.AbortResponse:  # noqa: N802
+        """End a request by its id."""
+        check_request_id(request.request_id)
+        self._backend.abort(request.request_id)
+        return worker_pb2.AbortResponse()
 
     async def Tokenize(self, request: worker_pb2.TokenizeRequest, context: object) -> worker_pb2.TokenizeResponse:  # noqa: N802
         """Render and tokenize a prompt as Generate would."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from model_worker.engine.request import Event, Finished, Started
+from model_worker.engine.request import Event, Finished, Progress, Started, TokensGenerated
 from prefixcache.pb.v1 import worker_pb2
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -33,9 +33,19 @@ def response_of(event: Event) -> worker_pb2.GenerateResponse:
     """Make the message of the stream that carries ``event``."""
     if isinstance(event, Started):
         return worker_pb2.GenerateResponse(started=fill(worker_pb2.Started, event))
+    if isinstance(event, Progress):
+        return worker_pb2.GenerateResponse(progress=fill(worker_pb2.Progress, event))
     if isinstance(event, Finished):
         return worker_pb2.GenerateResponse(finished=_finished(event))
-    return worker_pb2.GenerateResponse(tokens=worker_pb2.Tokens(ids=event.token_ids, text=event.text))
+    return worker_pb2.GenerateResponse(tokens=_tokens(event))
+
+
+def _tokens(event: TokensGenerated) -> worker_pb2.Tokens:
+    tokens = worker_pb2.Tokens(ids=event.token_ids, text=event.text)
+    for logprobs in event.logprobs:
+        top = [worker_pb2.TopLogprob(id=token, logprob=logprob) for token, logprob in logprobs.top]
+        tokens.logprobs.add(logprob=logprobs.logprob, top=top)
+    return tokens
 
 
 def _finished(event: Finished) -> worker_pb2.Finished:

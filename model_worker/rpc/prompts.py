@@ -1,5 +1,6 @@
 """From a ``Prompt`` message to token ids: the one way of Generate, Tokenize and Lookup."""
 
+import json
 from dataclasses import dataclass
 
 from model_worker.rpc.backend import Backend
@@ -8,6 +9,8 @@ from model_worker.rpc.bounds import (
     MAX_PROMPT_BYTES,
     MAX_PROMPT_IDS,
     MAX_ROLE_BYTES,
+    MAX_TOOLS,
+    MAX_TOOLS_BYTES,
     check_count,
     check_size,
     check_token_ids,
@@ -53,9 +56,11 @@ async def _resolve_chat(chat: worker_pb2.Chat, backend: Backend) -> ResolvedProm
             f"prompt.chat cannot be rendered: model {model!r} has no chat template; send prompt.text or prompt.tokens"
         )
     messages = _checked_messages(chat)
+    _check_tools(chat, backend)
 
     def render_and_encode() -> ResolvedPrompt:
-        text = backend.tokenizer.render_chat(messages)
+        tools = [_tool(text, index) for index, text in enumerate(chat.tools)]
+        text = backend.tokenizer.render_chat(messages, tools)
         return ResolvedPrompt(backend.tokenizer.encode_rendered(text), text)
 
     return await backend.run_io(render_and_encode)
@@ -76,6 +81,28 @@ def _checked_messages(chat: worker_pb2.Chat) -> list[dict[str, str]]:
     if num_bytes > MAX_PROMPT_BYTES:
         raise InvalidRequest(f"{field} have {num_bytes} bytes of content; send at most {MAX_PROMPT_BYTES}")
     return [{"role": message.role, "content": message.content} for message in chat.messages]
+
+
+def _check_tools(chat: worker_pb2.Chat, backend: Backend) -> None:
+    field = "prompt.chat.tools"
+    check_count(len(chat.tools), field=field, limit=MAX_TOOLS)
+    num_bytes = sum(len(tool.encode()) for tool in chat.tools)
+    if num_bytes > MAX_TOOLS_BYTES:
+        raise InvalidRequest(f"{field} have {num_bytes} bytes; send at most {MAX_TOOLS_BYTES}")
+    if chat.tools and not backend.tokenizer.takes_tools:
+        model = backend.description.model
+        raise InvalidRequest(f"{field} is set and the chat template of model {model!r} takes no tools; leave it out")
+
+
+def _tool(text: str, index: int) -> dict[str, object]:
+    field = f"prompt.chat.tools[{index}]"
+    try:
+        tool = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{field} is not JSON ({error}): {shown(text)}; send a JSON object") from None
+    if not isinstance(tool, dict):
+        raise InvalidRequest(f"{field} is {shown(text)}; send a JSON object")
+    return tool
 
 
 def _resolve_tokens(tokens: worker_pb2.TokenIds, backend: Backend) -> ResolvedPrompt:

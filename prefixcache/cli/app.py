@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from prefixcache.cli.abort import abort
 from prefixcache.cli.chat import chat
 from prefixcache.cli.clear import clear
 from prefixcache.cli.demo import demo
@@ -11,9 +12,11 @@ from prefixcache.cli.evict import evict
 from prefixcache.cli.failures import EPILOG, exits_by_code
 from prefixcache.cli.generate import generate
 from prefixcache.cli.lookup import lookup
+from prefixcache.cli.ls import ls
 from prefixcache.cli.ping import ping
 from prefixcache.cli.serve import serve
 from prefixcache.cli.stats import stats
+from prefixcache.cli.warm import warm
 
 app = typer.Typer(
     name="prefixcache",
@@ -24,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for verb in (serve, generate, chat, lookup, stats, evict, clear, ping, demo):
+for verb in (serve, generate, chat, abort, lookup, warm, stats, ls, evict, clear, ping, demo):
     app.command(epilog=EPILOG)(exits_by_code(verb))
 
 

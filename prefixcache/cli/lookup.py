@@ -12,16 +12,18 @@ from prefixcache.cli.options import (
     SystemOption,
     TextArgument,
     TimeoutOption,
+    ToolsOption,
     connect,
 )
 from prefixcache.cli.output import print_json
-from prefixcache.cli.prompts import build_prompt
+from prefixcache.cli.prompts import build_prompt, read_tools
 
 
 def lookup(
     text: TextArgument,
     system: SystemOption = None,
     raw: RawOption = False,
+    tools: ToolsOption = None,
     cache_salt: SaltOption = "",
     address: AddressOption = DEFAULT_ADDRESS,
     timeout: TimeoutOption = 120.0,
@@ -29,7 +31,8 @@ def lookup(
 ) -> None:
     """Say how much of a prompt is cached now. Changes nothing."""
     with connect(address, timeout=timeout) as client:
-        found = client.lookup(build_prompt(client, text, system=system, raw=raw), cache_salt=cache_salt)
+        prompt = build_prompt(client, text, system=system, raw=raw)
+        found = client.lookup(prompt, cache_salt=cache_salt, tools=read_tools(tools))
     if output is OutputFormat.JSON:
         print_json(found)
         return

@@ -1,5 +1,6 @@
 """From what was typed to a prompt."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from prefixcache.client import Client
-    from prefixcache.client.types import Message, Prompt
+    from prefixcache.client.types import Message, Prompt, Tool
 
 
 def typed_text(text: str) -> str:
@@ -49,6 +50,19 @@ def build_prompt(client: "Client", text: str, *, system: str | None, raw: bool) 
         return content
     turn: Message = {"role": "user", "content": content}
     return [*system_messages(system), turn]
+
+
+def read_tools(name: str | None) -> "list[Tool]":
+    """The tools of a JSON file: a list of objects, each in the form the model's template expects."""
+    if name is None:
+        return []
+    try:
+        tools = json.loads(_read_file(name))
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"{name!r} is not JSON: {error}") from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise typer.BadParameter(f"{name!r} has no list of JSON objects")
+    return tools
 
 
 def _read_file(name: str) -> str:

@@ -1,7 +1,7 @@
 """``AsyncClient``: every call to a worker, on the caller's event loop."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
@@ -14,14 +14,18 @@ from prefixcache.client.messages import generate_request, read, set_field, wire_
 from prefixcache.client.options import GenerateOptions, GenerateSettings
 from prefixcache.client.retry import Retrier, RetryPolicy
 from prefixcache.client.types import (
+    CachedPrefix,
     Cleared,
     Evicted,
     Generation,
     Lookup,
     Messages,
     ModelInfo,
+    PrefixPage,
     Prompt,
     Tokenized,
+    Tool,
+    Warmed,
     WorkerStats,
 )
 from prefixcache.errors import EngineStopped
@@ -66,19 +70,32 @@ class AsyncClient:
             generate_request(prompt, settings),
             timeout_s=self._timeout_s if settings.timeout is None else settings.timeout,
             request_id=settings.request_id,
+            on_progress=settings.on_progress,
         )
 
-    async def tokenize(self, prompt: Prompt) -> Tokenized:
+    async def abort(self, request_id: str) -> None:
+        """End the generation of this id, whoever started it: it fails as RequestCancelled. NotFound if none runs."""
+        request = worker_pb2.AbortRequest()
+        set_field(request, "request_id", request_id)
+        await self._unary(lambda stubs, left: stubs.worker.Abort(request, timeout=left))
+
+    async def tokenize(self, prompt: Prompt, *, tools: Sequence[Tool] = ()) -> Tokenized:
         """Render and tokenize a prompt exactly as ``generate`` would."""
-        request = worker_pb2.TokenizeRequest(prompt=wire_prompt(prompt))
+        request = worker_pb2.TokenizeRequest(prompt=wire_prompt(prompt, tools=tools))
         reply = await self._unary(lambda stubs, left: stubs.worker.Tokenize(request, timeout=left))
         return Tokenized(token_ids=tuple(reply.ids), text=reply.text)
 
-    async def lookup(self, prompt: Prompt, *, cache_salt: str = "") -> Lookup:
+    async def lookup(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Lookup:
         """Say how much of a prompt is cached now, without changing anything."""
-        request = cache_pb2.LookupRequest(prompt=wire_prompt(prompt))
+        request = cache_pb2.LookupRequest(prompt=wire_prompt(prompt, tools=tools))
         set_field(request, "cache_salt", cache_salt)
         return read(Lookup, await self._unary(lambda stubs, left: stubs.cache.Lookup(request, timeout=left)))
+
+    async def warm(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Warmed:
+        """Compute the prompt's full blocks that are not cached and keep them; generates nothing."""
+        request = cache_pb2.WarmRequest(prompt=wire_prompt(prompt, tools=tools))
+        set_field(request, "cache_salt", cache_salt)
+        return read(Warmed, await self._unary(lambda stubs, left: stubs.cache.Warm(request, timeout=left)))
 
     async def model_info(self) -> ModelInfo:
         """Describe the model served, its limits and its cache identity."""
@@ -89,6 +106,15 @@ class AsyncClient:
         """Give the worker's counters and gauges since it started."""
         request = admin_pb2.GetStatsRequest()
         return read(WorkerStats, await self._unary(lambda stubs, left: stubs.admin.GetStats(request, timeout=left)))
+
+    async def list_prefixes(self, *, page_size: int = 100, page_token: str = "") -> PrefixPage:
+        """Give a page of cached prefixes, most recently used first; at most 1,000."""
+        request = admin_pb2.ListPrefixesRequest()
+        set_field(request, "page_size", page_size)
+        set_field(request, "page_token", page_token)
+        page = await self._unary(lambda stubs, left: stubs.admin.ListPrefixes(request, timeout=left))
+        prefixes = tuple(read(CachedPrefix, prefix) for prefix in page.prefixes)
+        return PrefixPage(prefixes, page.next_page_token)
 
     async def evict(self, target_bytes: int) -> Evicted:
         """Evict least recently used blocks until at most ``target_bytes`` are held; blocks in use stay."""

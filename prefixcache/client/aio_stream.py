@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
 import grpc
 
 from prefixcache.client.connection import Connection, Stubs
-from prefixcache.client.messages import generation
-from prefixcache.client.types import Chunk, Generation, Started
+from prefixcache.client.messages import chunk, generation
+from prefixcache.client.types import Chunk, Generation, Progress, Started
 from prefixcache.errors import InternalError, InvalidRequest, RequestCancelled
 from prefixcache.pb.v1 import worker_pb2 as pb
 from prefixcache.rpc.status import REQUEST_ID_KEY
@@ -27,15 +27,21 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
     """
 
     def __init__(
-        self, connection: Connection, request: pb.GenerateRequest, *, timeout_s: float | None, request_id: str | None
+        self,
+        connection: Connection,
+        request: pb.GenerateRequest,
+        *,
+        timeout_s: float | None,
+        request_id: str | None,
+        on_progress: Callable[[Progress], object] | None = None,
     ) -> None:
         self._connection = connection
         self._request = request
         self._timeout_s = timeout_s
         self._metadata = () if request_id is None else ((REQUEST_ID_KEY, request_id),)
+        self._on_progress = on_progress
         self._call: Call | None = None
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
+        self._chunks: list[Chunk] = []
         self._started: Started | None = None
         self._result: Generation | None = None
         self._is_closed = False
@@ -58,6 +64,8 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
             match message.WhichOneof("event"):
                 case "started":
                     self._started = Started(message.started.prompt_tokens, message.started.cached_prompt_tokens)
+                case "progress":
+                    self._tell_progress(message.progress)
                 case "tokens":
                     return self._take(message.tokens)
                 case "finished":
@@ -87,17 +95,18 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
     ) -> None:
         await self.aclose()
 
+    def _tell_progress(self, progress: pb.Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(Progress(progress.processed_prompt_tokens, progress.prompt_tokens))
+
     def _take(self, tokens: pb.Tokens) -> Chunk:
-        chunk = Chunk(tokens.text, tuple(tokens.ids))
-        self._texts.append(chunk.text)
-        self._token_ids.extend(chunk.token_ids)
-        return chunk
+        self._chunks.append(chunk(tokens))
+        return self._chunks[-1]
 
     async def _finish(self, finished: pb.Finished) -> None:
         assert self._call is not None
         metadata = dict(await self._call.initial_metadata())
-        whole = "".join(self._texts), tuple(self._token_ids)
-        result = generation(whole, finished, request_id=str(metadata.get(REQUEST_ID_KEY, "")))
+        result = generation(self._chunks, finished, request_id=str(metadata.get(REQUEST_ID_KEY, "")))
         with contextlib.suppress(grpc.aio.AioRpcError):  # the answer is whole, whatever the call's status is
             await self._call.read()
         self._result = result

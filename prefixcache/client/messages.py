@@ -1,17 +1,28 @@
 """Between the client's plain values and the messages on the wire, both ways."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 from google.protobuf.message import Message as WireMessage
 
 from prefixcache.client.options import GenerateSettings
-from prefixcache.client.types import FinishReason, Generation, Prompt, Timings, Usage
+from prefixcache.client.types import Chunk, FinishReason, Generation, Prompt, Timings, TokenLogprobs, Tool, Usage
 from prefixcache.errors import InvalidRequest
 from prefixcache.pb.v1 import worker_pb2 as pb
 
 _Value = TypeVar("_Value")
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 _REASONS: dict[int, FinishReason] = {
     pb.FINISH_REASON_EOS: "eos",
@@ -23,23 +34,32 @@ _REASONS: dict[int, FinishReason] = {
 
 def generate_request(prompt: Prompt, settings: GenerateSettings) -> pb.GenerateRequest:
     """Build the request; a value that cannot be sent is an InvalidRequest naming its field."""
-    request = pb.GenerateRequest(prompt=wire_prompt(prompt))
-    for name in ("temperature", "top_k", "top_p"):
-        set_field(request.sampling, name, getattr(settings, name))
-    if settings.seed is not None:
-        set_field(request.sampling, "seed", settings.seed)
+    request = pb.GenerateRequest(prompt=wire_prompt(prompt, tools=settings.tools))
+    _set_sampling(request.sampling, settings)
     if settings.max_new_tokens is not None:
         set_field(request.stopping, "max_new_tokens", settings.max_new_tokens)
+    set_field(request.stopping, "min_new_tokens", settings.min_new_tokens)
     set_field(request.stopping, "ignore_eos", settings.ignore_eos)
     _extend(request.stopping, "stop", settings.stop_texts)
     _extend(request.stopping, "stop_token_ids", settings.stop_token_ids)
     set_field(request, "cache_salt", settings.cache_salt)
+    set_field(request, "bypass_prefix_cache", settings.bypass_prefix_cache)
+    request.report_progress = settings.on_progress is not None
     set_field(request, "model", settings.model)
     return request
 
 
-def wire_prompt(prompt: Prompt) -> pb.Prompt:
-    """Build the prompt: a string is text, a list of dicts a chat, a list of ints token ids."""
+def wire_prompt(prompt: Prompt, *, tools: Sequence[Tool] = ()) -> pb.Prompt:
+    """Build the prompt: a string is text, a list of dicts a chat, which may have tools, a list of ints token ids."""
+    message = _input(prompt)
+    if tools:
+        if not message.HasField("chat"):
+            raise InvalidRequest("tools need a chat; give the prompt as a list of messages")
+        _extend(message.chat, "tools", [_tool_text(tool, place) for place, tool in enumerate(tools)])
+    return message
+
+
+def _input(prompt: Prompt) -> pb.Prompt:
     if isinstance(prompt, str):
         return _text_prompt(prompt)
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
@@ -59,17 +79,26 @@ def read(kind: type[_Value], message: WireMessage) -> _Value:
     return kind(**{field.name: _plain(hints[field.name], getattr(message, field.name)) for field in fields(kind)})
 
 
-def generation(chunks: tuple[str, tuple[int, ...]], finished: pb.Finished, *, request_id: str) -> Generation:
-    """Make the result of a finished stream from its whole text and ids and its last message."""
-    text, token_ids = chunks
+def chunk(tokens: pb.Tokens) -> Chunk:
+    """Make a piece of the answer."""
+    logprobs = (
+        TokenLogprobs(at_token.logprob, tuple((top.id, top.logprob) for top in at_token.top))
+        for at_token in tokens.logprobs
+    )
+    return Chunk(tokens.text, tuple(tokens.ids), tuple(logprobs))
+
+
+def generation(chunks: Sequence[Chunk], finished: pb.Finished, *, request_id: str) -> Generation:
+    """Make the result of a finished stream from all its chunks and its last message."""
     return Generation(
-        text=text,
-        token_ids=token_ids,
+        text="".join(part.text for part in chunks),
+        token_ids=tuple(token for part in chunks for token in part.token_ids),
         usage=read(Usage, finished.usage),
         timings=read(Timings, finished.timings),
         finish_reason=_REASONS.get(finished.reason, "unspecified"),
         matched_stop=finished.matched_stop,
         request_id=request_id,
+        logprobs=tuple(logprobs for part in chunks for logprobs in part.logprobs),
     )
 
 
@@ -79,6 +108,18 @@ def set_field(message: WireMessage, name: str, value: object) -> None:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{name} = {value!r:.200} cannot be sent: {error}") from None
+
+
+def _set_sampling(sampling: pb.Sampling, settings: GenerateSettings) -> None:
+    for name in _SAMPLING_FIELDS:
+        set_field(sampling, name, getattr(settings, name))
+    for name in ("seed", "logprobs"):
+        if getattr(settings, name) is not None:
+            set_field(sampling, name, getattr(settings, name))
+    try:
+        sampling.logit_bias.update(settings.logit_bias)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(f"logit_bias = {settings.logit_bias!r:.200} cannot be sent: {error}") from None
 
 
 def _text_prompt(text: str) -> pb.Prompt:
@@ -102,6 +143,15 @@ def _chat_prompt(messages: list[Any]) -> pb.Prompt:
         set_field(turn, "role", message["role"])
         set_field(turn, "content", message["content"])
     return prompt
+
+
+def _tool_text(tool: Tool, place: int) -> str:
+    if not isinstance(tool, Mapping):
+        raise InvalidRequest(f"tools[{place}] is {tool!r:.200}; give a dict that can be written as JSON")
+    try:
+        return json.dumps(dict(tool), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"tools[{place}] cannot be written as JSON: {error}") from None
 
 
 def _extend(message: WireMessage, name: str, values: Iterable[object]) -> None:

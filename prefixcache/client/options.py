@@ -1,29 +1,48 @@
 """The options of one generation: what a caller may write, and the frozen value made of it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypedDict
+
+from prefixcache.client.types import Progress, Tool
 
 
 class GenerateOptions(TypedDict, total=False):
     """Keyword options of ``generate``, ``stream`` and ``chat``; all may be left out.
 
     The defaults mean greedy decoding up to the worker's own token limit.
-    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1.0 keep all tokens;
-    equal ``seed`` and equal request give equal tokens. ``stop`` is one text or
-    several. Prefixes are shared only between requests of one ``cache_salt``.
-    ``timeout`` is in seconds for the whole call, retries included.
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1.0 and ``min_p`` 0 keep
+    all tokens; equal ``seed`` and equal request give equal tokens.
+    ``repetition_penalty`` looks at prompt and output, ``presence_penalty`` and
+    ``frequency_penalty`` at the output; ``logit_bias`` maps token ids to what is
+    added to their logits. ``logprobs`` n asks for the log-probability of each
+    token and of the n best ones, 0 to 20. Before ``min_new_tokens`` no end or stop token is
+    chosen. ``stop`` is one text or several. ``tools`` go to the chat template.
+    Prefixes are shared only between requests of one ``cache_salt``.
+    ``bypass_prefix_cache`` neither takes nor keeps cached prefixes. ``on_progress``
+    is called as the prompt is computed, at most once a block, on the client's
+    event loop: it must return soon. ``timeout`` is in seconds for the whole call, retries included.
     """
 
     max_new_tokens: int | None
+    min_new_tokens: int
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    logprobs: int | None
     seed: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    tools: Sequence[Tool]
     cache_salt: str
+    bypass_prefix_cache: bool
+    on_progress: Callable[[Progress], object] | None
     model: str
     timeout: float | None
     request_id: str | None
@@ -34,14 +53,24 @@ class GenerateSettings:
     """``GenerateOptions`` with every default filled in; an unknown name is a TypeError."""
 
     max_new_tokens: int | None = None
+    min_new_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
     seed: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    tools: Sequence[Tool] = ()
     cache_salt: str = ""
+    bypass_prefix_cache: bool = False
+    on_progress: Callable[[Progress], object] | None = None
     model: str = ""
     timeout: float | None = None
     request_id: str | None = None

@@ -4,7 +4,7 @@ Each method runs its namesake on a private loop, so there is one source of
 behaviour; this module adds waiting and nothing else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -20,9 +20,12 @@ from prefixcache.client.types import (
     Lookup,
     Messages,
     ModelInfo,
+    PrefixPage,
     Prompt,
     Started,
     Tokenized,
+    Tool,
+    Warmed,
     WorkerStats,
 )
 
@@ -108,13 +111,21 @@ class Client:
         """Generate and give the answer piece by piece; the call starts with the first iteration."""
         return GenerationStream(self._client.stream(prompt, **options), loop=self._loop)
 
-    def tokenize(self, prompt: Prompt) -> Tokenized:
-        """Render and tokenize a prompt exactly as ``generate`` would."""
-        return self._loop.run(lambda: self._client.tokenize(prompt))
+    def abort(self, request_id: str) -> None:
+        """End the generation of this id, whoever started it: it fails as RequestCancelled. NotFound if none runs."""
+        self._loop.run(lambda: self._client.abort(request_id))
 
-    def lookup(self, prompt: Prompt, *, cache_salt: str = "") -> Lookup:
+    def tokenize(self, prompt: Prompt, *, tools: Sequence[Tool] = ()) -> Tokenized:
+        """Render and tokenize a prompt exactly as ``generate`` would."""
+        return self._loop.run(lambda: self._client.tokenize(prompt, tools=tools))
+
+    def lookup(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Lookup:
         """Say how much of a prompt is cached now, without changing anything."""
-        return self._loop.run(lambda: self._client.lookup(prompt, cache_salt=cache_salt))
+        return self._loop.run(lambda: self._client.lookup(prompt, cache_salt=cache_salt, tools=tools))
+
+    def warm(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Warmed:
+        """Compute the prompt's full blocks that are not cached and keep them; generates nothing."""
+        return self._loop.run(lambda: self._client.warm(prompt, cache_salt=cache_salt, tools=tools))
 
     def model_info(self) -> ModelInfo:
         """Describe the model served, its limits and its cache identity."""
@@ -123,6 +134,10 @@ class Client:
     def stats(self) -> WorkerStats:
         """Give the worker's counters and gauges since it started."""
         return self._loop.run(self._client.stats)
+
+    def list_prefixes(self, *, page_size: int = 100, page_token: str = "") -> PrefixPage:
+        """Give a page of cached prefixes, most recently used first; at most 1,000."""
+        return self._loop.run(lambda: self._client.list_prefixes(page_size=page_size, page_token=page_token))
 
     def evict(self, target_bytes: int) -> Evicted:
         """Evict least recently used blocks until at most ``target_bytes`` are held; blocks in use stay."""

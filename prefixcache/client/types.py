@@ -21,6 +21,9 @@ class Message(TypedDict):
 Messages = Sequence[Message] | Sequence[Mapping[str, str]]
 """A conversation in order; each turn has exactly ``role`` and ``content``."""
 
+Tool = Mapping[str, object]
+"""A tool the model may call, in the form its template expects; written as JSON."""
+
 Prompt = str | Sequence[int] | Messages
 """Plain text, token ids used as they are, or a conversation for the model's chat template."""
 
@@ -67,20 +70,44 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prompt is computed; ``processed_prompt_tokens`` counts cached ones too."""
+
+    processed_prompt_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities, to base e, at the place of one generated token: its own, and of the best tokens.
+
+    ``top`` has (token id, logprob) pairs, best first. They are the model's own,
+    before any bias, penalty or temperature.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of the answer; either part may be empty, never both for long.
 
     ``text`` never ends inside a character and never holds the beginning of what
-    may become a stop text.
+    may become a stop text. ``logprobs`` has one for each token id, if asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished answer. ``matched_stop`` is the stop text that ended it, or empty."""
+    """A finished answer. ``matched_stop`` is the stop text that ended it, or empty.
+
+    ``logprobs`` has one for each token id, if asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -89,6 +116,7 @@ class Generation:
     finish_reason: FinishReason
     matched_stop: str
     request_id: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +137,18 @@ class Lookup:
 
     prompt_tokens: int
     cached_prompt_tokens: int
+    cached_blocks: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What warming found and did; ``cached_blocks`` are those in the cache now."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    computed_prompt_tokens: int
     cached_blocks: int
     num_blocks: int
     block_size: int
@@ -223,6 +263,30 @@ class WorkerStats:
     cache: CacheCounters
     engine: EngineCounters
     latency: LatencyCounters
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """A prefix at whose end cached prompts part or end.
+
+    ``own_bytes`` are those of its last blocks, which the next shorter one in the
+    list does not have. ``hits`` counts how often it, or one that begins with it,
+    was taken from the cache. Nothing longer begins with one that ``is_leaf``.
+    """
+
+    num_tokens: int
+    own_bytes: int
+    hits: int
+    is_held: bool
+    is_leaf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPage:
+    """Cached prefixes, most recently used first; ``next_page_token`` is empty after the last page."""
+
+    prefixes: tuple[CachedPrefix, ...]
+    next_page_token: str
 
 
 @dataclass(frozen=True, slots=True)

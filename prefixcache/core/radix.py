@@ -13,8 +13,8 @@ from xxhash import xxh3_64_intdigest
 from prefixcache.core.blocks import HASH_BYTES, TOKEN_BYTES
 from prefixcache.core.eviction import EvictionPolicy, EvictionQueue, LeastRecentlyUsed
 from prefixcache.core.invariants import check_forest
-from prefixcache.core.types import Hold, Match, Node
-from prefixcache.core.walk import Descent, cells_between, nodes_above, nodes_below
+from prefixcache.core.types import Hold, Match, Node, Prefix
+from prefixcache.core.walk import Descent, cells_between, nodes_above, nodes_below, summarize
 
 
 class RadixIndex:
@@ -94,6 +94,15 @@ class RadixIndex:
         assert node is not None, "this hold was released"
         self._time += 1
         node.last_use = self._time
+
+    def count_hit(self, hold: Hold) -> None:
+        """Count a use of the held path as a hit. O(1): ancestors have the hits of what is below them."""
+        assert hold.node is not None, "this hold was released"
+        hold.node.num_hits += 1
+
+    def prefixes(self) -> list[Prefix]:
+        """Return every prefix at whose end prompts part or end, in no order. O(N)."""
+        return summarize(self._roots.values())
 
     def cells(self, hold: Hold) -> list[int]:
         """Return the held path's cells, from the first block on. O(d + blocks)."""
@@ -258,6 +267,7 @@ class RadixIndex:
         assert parent is not None
         parent.abandon(leaf)
         parent.last_use = max(parent.last_use, leaf.last_use)
+        parent.num_hits += leaf.num_hits
         self.num_nodes -= 1
         self._settle(parent)
         return freed

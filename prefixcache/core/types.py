@@ -10,7 +10,8 @@ class Node:
     maps the hash of a child's first block to all children with that hash, which
     only a collision makes more than one. ``key`` is this node's own such hash.
     A scope's root is the virtual block: its tokens are the scope root's 32 bytes,
-    and it has no parent and no cell.
+    and it has no parent and no cell. ``num_hits`` counts matches that ended with
+    this run or inside it, or in what was evicted below it.
     """
 
     __slots__ = (
@@ -20,6 +21,7 @@ class Node:
         "is_queued",
         "key",
         "last_use",
+        "num_hits",
         "num_holds",
         "parent",
         "tokens",
@@ -31,6 +33,7 @@ class Node:
         self.tokens = tokens
         self.cells = cells
         self.children: dict[int, tuple[Node, ...]] = {}
+        self.num_hits = 0
         self.num_holds = 0
         self.last_use = 0
         self.is_queued = False
@@ -53,6 +56,21 @@ class Node:
             self.children[child.key] = others
         else:
             del self.children[child.key]
+
+
+class Prefix(NamedTuple):
+    """A prefix at whose end cached prompts part or end, from the scope root on.
+
+    ``num_own_blocks`` are those of its last run; the other figures include all that
+    begins with it. ``last_use`` is the index's logical time.
+    """
+
+    last_use: int
+    num_blocks: int
+    num_own_blocks: int
+    num_hits: int
+    is_held: bool
+    is_leaf: bool
 
 
 class Match(NamedTuple):

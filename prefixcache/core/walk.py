@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from prefixcache.core.types import Node
+from prefixcache.core.types import Node, Prefix
 
 
 class Descent:
@@ -79,3 +79,23 @@ def nodes_below(roots: Iterable[Node]) -> list[Node]:
         for bucket in node.children.values():
             found += bucket
     return found
+
+
+def summarize(roots: Iterable[Node]) -> list[Prefix]:
+    """Return a prefix for each node of all trees but the roots themselves. O(nodes found)."""
+    nodes = nodes_below(roots)
+    num_blocks: dict[Node, int] = {}
+    for node in nodes:
+        num_blocks[node] = len(node.cells) + (num_blocks[node.parent] if node.parent is not None else 0)
+    below: dict[Node, Prefix] = {}
+    for node in reversed(nodes):
+        parts = [below[child] for bucket in node.children.values() for child in bucket]
+        below[node] = Prefix(
+            last_use=max([node.last_use, *(part.last_use for part in parts)]),
+            num_blocks=num_blocks[node],
+            num_own_blocks=len(node.cells),
+            num_hits=node.num_hits + sum(part.num_hits for part in parts),
+            is_held=bool(node.num_holds) or any(part.is_held for part in parts),
+            is_leaf=not parts,
+        )
+    return [below[node] for node in nodes if node.parent is not None]

@@ -10,6 +10,7 @@ import asyncio
 import random
 import sys
 from collections.abc import Callable
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class Watched:
 
     def __init__(self, model: str, dtype: str, device: str) -> None:
         self.logits: dict[int, list[Tensor]] = {}
+        self._numbers = count()
         settings = WorkerSettings(model=model, dtype=dtype, device=device, block_size=BLOCK_SIZE, max_num_seqs=4)
         self.worker: Worker = build(settings, observe_logits=self._keep)
 
@@ -44,7 +46,8 @@ class Watched:
 
     async def finish(self, prompt: list[int]) -> RequestRecord:
         """One request to its end."""
-        async for event in self.worker.engine.generate(GenerateRequest("check", prompt, stopping=STOP)):
+        request = GenerateRequest(f"check{next(self._numbers)}", prompt, stopping=STOP)
+        async for event in self.worker.engine.generate(request):
             if isinstance(event, Finished):
                 return event.record
         raise AssertionError("the stream ended without a record")

@@ -69,16 +69,56 @@ def test_a_dash_reads_stdin(run: Run, servicer: RecordingServicer) -> None:
 
 def test_every_option_is_sent(run: Run, servicer: RecordingServicer) -> None:
     options = "--max-new-tokens 5 --temperature 0.5 --top-k 3 --top-p 0.25 --seed 7 --stop A --stop B"
-    more = "--stop-token-id 8 --ignore-eos --cache-salt s --model m --timeout 9"
-    assert run("generate", "hi", *options.split(), *more.split()).exit_code == 0
+    more = "--stop-token-id 8 --ignore-eos --cache-salt s --model m --timeout 9 --min-new-tokens 2 --min-p 0.125"
+    logits = (
+        "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -1 --logit-bias 4=2.5 --logit-bias 5=-9"
+    )
+    assert run("generate", "hi", *options.split(), *more.split(), *logits.split()).exit_code == 0
     request = sent(servicer)
     sampling, stopping = request.sampling, request.stopping
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 7)
     assert (stopping.max_new_tokens, stopping.stop, stopping.stop_token_ids) == (5, ["A", "B"], [8])
     assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "s", "m")
+    assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.125, 1.5, 2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
+    assert not request.bypass_prefix_cache
+    assert dict(sampling.logit_bias) == {4: 2.5, 5: -9}
     left_s = servicer.calls[-1].timeout_s
     assert left_s is not None
     assert 5 < left_s < 10
+
+
+def test_bypassing_and_progress_are_asked_for(run: Run, servicer: RecordingServicer) -> None:
+    told = worker_pb2.Progress(processed_prompt_tokens=4, prompt_tokens=10)
+    started, *rest = finished_stream("Hello")
+    servicer.script("Generate", [started, worker_pb2.GenerateResponse(progress=told), *rest])
+    result = run("generate", "hi", "--bypass-prefix-cache", "--progress")
+    assert (sent(servicer).bypass_prefix_cache, sent(servicer).report_progress) == (True, True)
+    assert result.stderr.startswith("4 of 10 prompt tokens computed\n")
+    assert result.stdout == "Hello\n"
+
+
+def test_logprobs_are_in_the_json(run: Run, servicer: RecordingServicer) -> None:
+    messages = finished_stream("Hello")
+    messages[1].tokens.logprobs.add(logprob=-0.5, top=[worker_pb2.TopLogprob(id=1, logprob=-0.5)])
+    servicer.script("Generate", messages)
+    answer = json.loads(run("generate", "hi", "--logprobs", "1", "--format", "json").stdout)
+    assert answer["logprobs"] == [{"logprob": -0.5, "top": [[1, -0.5]]}]
+    assert sent(servicer).sampling.logprobs == 1
+
+
+@pytest.mark.parametrize(("verb", "method"), [("generate", "Generate"), ("lookup", "Lookup"), ("warm", "Warm")])
+def test_tools_come_from_a_file(run: Run, servicer: RecordingServicer, tmp_path: Path, verb: str, method: str) -> None:
+    (tmp_path / "tools.json").write_text('[{"name": "add"}, {}]', encoding="utf-8")
+    assert run(verb, "hi", "--tools", str(tmp_path / "tools.json")).exit_code == 0
+    assert list(servicer.requests(method)[0].prompt.chat.tools) == ['{"name": "add"}', "{}"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "nonsense"])
+def test_a_file_without_tools_is_wrong_usage(run: Run, servicer: RecordingServicer, tmp_path: Path, text: str) -> None:
+    (tmp_path / "tools.json").write_text(text, encoding="utf-8")
+    assert run("generate", "hi", "--tools", str(tmp_path / "tools.json")).exit_code == 2
+    assert servicer.requests("Generate") == []
 
 
 def test_stdin_that_is_no_text_is_wrong_usage(spawn: Spawn, tmp_path: Path, address: str) -> None:
@@ -138,6 +178,11 @@ def test_a_passed_deadline_is_exit_code_4(run: Run, servicer: RecordingServicer)
         ["hi", "--temperature", "-1"],
         ["hi", "--max-new-tokens", "0"],
         ["hi", "--top-p", "2"],
+        ["hi", "--min-p", "2"],
+        ["hi", "--logprobs", "1"],
+        ["hi", "--logprobs", "21", "--format", "json"],
+        ["hi", "--logit-bias", "4"],
+        ["hi", "--logit-bias", "x=1"],
         ["hi", "--format", "xml"],
         ["hi", "--raw", "--system", "s"],
         ["hi", "--system", "@/no/such/file"],

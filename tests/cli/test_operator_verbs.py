@@ -11,11 +11,12 @@ from grpc_health.v1 import health_pb2
 import prefixcache.cli.output
 import prefixcache.cli.serve
 from prefixcache.cli.failures import ExitCode
+from prefixcache.errors import NotFound
 from prefixcache.pb.v1 import admin_pb2, cache_pb2
 from tests.cli.conftest import ROOT, Run
 from tests.fakes.recording_servicer import RecordingServicer
 
-VERBS = ["serve", "generate", "chat", "lookup", "stats", "evict", "clear", "ping", "demo"]
+VERBS = ["serve", "generate", "chat", "abort", "lookup", "warm", "stats", "ls", "evict", "clear", "ping", "demo"]
 
 
 def worker_stats() -> admin_pb2.GetStatsResponse:
@@ -66,6 +67,37 @@ def test_evict_takes_sizes_for_people(run: Run, servicer: RecordingServicer, siz
     assert servicer.requests("Evict")[0].target_bytes == num_bytes
 
 
+def test_warm_sends_what_generate_would_send_and_says_what_it_did(run: Run, servicer: RecordingServicer) -> None:
+    counts = {"prompt_tokens": 140, "computed_prompt_tokens": 64, "cached_blocks": 2, "num_blocks": 2, "block_size": 64}
+    servicer.script("Warm", cache_pb2.WarmResponse(**counts))
+    said = run("warm", "hi", "--system", "s", "--cache-salt", "x").stdout
+    assert said == "64 of 140 prompt tokens computed; 2 of 2 full blocks of 64 tokens are cached\n"
+    request = servicer.requests("Warm")[0]
+    assert ([turn.role for turn in request.prompt.chat.messages], request.cache_salt) == (["system", "user"], "x")
+    assert json.loads(run("warm", "hi", "--format", "json").stdout)["num_blocks"] == 2
+
+
+def listed(*sizes: int, token: str = "") -> admin_pb2.ListPrefixesResponse:
+    prefixes = [admin_pb2.CachedPrefix(num_tokens=size, own_bytes=1_000_000, hits=2) for size in sizes]
+    return admin_pb2.ListPrefixesResponse(prefixes=prefixes, next_page_token=token)
+
+
+def test_ls_reads_pages_up_to_its_limit(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("ListPrefixes", listed(64, 1280, token="a"), listed(192, token="b"))
+    result = run("ls", "--limit", "3")
+    assert [line.split()[0] for line in result.stdout.splitlines() if "MB" in line] == ["64", "1,280", "192"]
+    assert result.stderr == "the first 3; --limit lists more\n"
+    asked = [(request.page_size, request.page_token) for request in servicer.requests("ListPrefixes")]
+    assert asked == [(3, ""), (1, "a")]
+
+
+def test_ls_as_json_is_one_object(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("ListPrefixes", listed(64))
+    answer = json.loads(run("ls", "--format", "json").stdout)
+    prefix = {"num_tokens": 64, "own_bytes": 1_000_000, "hits": 2, "is_held": False, "is_leaf": False}
+    assert answer == {"prefixes": [prefix], "has_more": False}
+
+
 def test_evict_says_what_went(run: Run, servicer: RecordingServicer) -> None:
     servicer.script("Evict", admin_pb2.EvictResponse(evicted_blocks=3, evicted_bytes=3_000_000, used_bytes=1_000))
     assert run("evict", "--to", "0").stdout == "evicted 3 blocks (3 MB); 1 kB remain\n"
@@ -83,6 +115,17 @@ def test_clear_says_what_went(run: Run, servicer: RecordingServicer) -> None:
     servicer.script("Clear", admin_pb2.ClearResponse(cleared_blocks=3, cleared_bytes=3_000_000))
     assert run("clear").stdout == "cleared 3 blocks (3 MB)\n"
     assert json.loads(run("clear", "--format", "json").stdout) == {"cleared_blocks": 3, "cleared_bytes": 3_000_000}
+
+
+def test_abort_names_the_request(run: Run, servicer: RecordingServicer) -> None:
+    assert run("abort", "mine").stdout == "aborted mine\n"
+    assert servicer.requests("Abort")[0].request_id == "mine"
+
+
+def test_abort_of_an_unknown_request_is_exit_code_1(run: Run, servicer: RecordingServicer) -> None:
+    servicer.script("Abort", NotFound("no request 'x' waits or runs here"))
+    result = run("abort", "x")
+    assert (result.exit_code, result.stderr) == (1, "error: no request 'x' waits or runs here\n")
 
 
 def test_ping_shows_the_time(run: Run, address: str) -> None:

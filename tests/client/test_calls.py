@@ -7,6 +7,7 @@ from grpc_health.v1 import health_pb2
 
 from prefixcache import (
     AsyncClient,
+    CachedPrefix,
     CapacityExceeded,
     Cleared,
     Client,
@@ -19,8 +20,10 @@ from prefixcache import (
     Lookup,
     NotFound,
     PrefixCacheError,
+    PrefixPage,
     RequestCancelled,
     Tokenized,
+    Warmed,
 )
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
 from tests.fakes.recording_servicer import RecordingServicer, serving, serving_in_thread
@@ -34,10 +37,27 @@ def test_tokenize_gives_ids_and_text(servicer: RecordingServicer, client: Client
     assert servicer.requests("Tokenize")[0].prompt.chat.messages[0].content == "hi"
 
 
+def test_every_call_with_a_prompt_takes_tools(servicer: RecordingServicer, client: Client) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    tools = [{"name": "add"}]
+    client.chat(messages, tools=tools)
+    client.tokenize(messages, tools=tools)
+    client.lookup(messages, tools=tools)
+    client.warm(messages, tools=tools)
+    sent = [servicer.requests(method)[0].prompt.chat.tools for method in ("Generate", "Tokenize", "Lookup", "Warm")]
+    assert [list(texts) for texts in sent] == [['{"name": "add"}']] * 4
+
+
 def test_lookup_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Lookup", cache_pb2.LookupResponse(prompt_tokens=9, cached_blocks=1, num_blocks=2, block_size=4))
     assert client.lookup("text", cache_salt="s") == Lookup(9, 0, 1, 2, 4)
     assert servicer.requests("Lookup")[0].cache_salt == "s"
+
+
+def test_warm_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer, client: Client) -> None:
+    servicer.script("Warm", cache_pb2.WarmResponse(prompt_tokens=9, computed_prompt_tokens=8, num_blocks=2))
+    assert client.warm("text", cache_salt="s") == Warmed(9, 0, 8, 0, 2, 0)
+    assert servicer.requests("Warm")[0].cache_salt == "s"
 
 
 def test_model_info_gives_plain_values(servicer: RecordingServicer, client: Client) -> None:
@@ -58,6 +78,15 @@ def test_stats_are_nested_values(servicer: RecordingServicer, client: Client) ->
     assert (stats.tokens.cached, stats.latency.ttft.p50_s, stats.cache.num_blocks) == (3, 0.25, 0)
 
 
+def test_list_prefixes_gives_a_page(servicer: RecordingServicer, client: Client) -> None:
+    prefix = admin_pb2.CachedPrefix(num_tokens=8, own_bytes=9, hits=3, is_leaf=True)
+    servicer.script("ListPrefixes", admin_pb2.ListPrefixesResponse(prefixes=[prefix], next_page_token="5.2"))
+    page = client.list_prefixes(page_size=7, page_token="9.9")
+    assert page == PrefixPage((CachedPrefix(8, 9, 3, is_held=False, is_leaf=True),), "5.2")
+    request = servicer.requests("ListPrefixes")[0]
+    assert (request.page_size, request.page_token) == (7, "9.9")
+
+
 def test_evict_sends_the_target(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Evict", admin_pb2.EvictResponse(evicted_blocks=1, evicted_bytes=2, used_bytes=3))
     assert client.evict(2**40) == Evicted(1, 2, 3)
@@ -68,6 +97,11 @@ def test_evict_sends_the_target(servicer: RecordingServicer, client: Client) -> 
 def test_evict_refuses_what_is_no_count_of_bytes(client: Client, target: Any) -> None:
     with pytest.raises(InvalidRequest, match="target_bytes"):
         client.evict(target)
+
+
+def test_abort_sends_the_id(servicer: RecordingServicer, client: Client) -> None:
+    client.abort("mine")
+    assert servicer.requests("Abort")[0].request_id == "mine"
 
 
 def test_clear_gives_what_was_dropped(servicer: RecordingServicer, client: Client) -> None:
@@ -94,6 +128,9 @@ async def test_the_async_client_answers_every_call(async_client: AsyncClient) ->
     assert (await async_client.stats()).uptime_s == 0
     assert (await async_client.evict(0)).used_bytes == 0
     assert (await async_client.clear()).cleared_blocks == 0
+    assert (await async_client.warm("x")).num_blocks == 0
+    assert (await async_client.list_prefixes()).prefixes == ()
+    await async_client.abort("mine")
     assert await async_client.ping() > 0
 
 

@@ -13,9 +13,11 @@ from prefixcache import (
     Generation,
     InternalError,
     InvalidRequest,
+    Progress,
     RequestCancelled,
     Started,
     Timings,
+    TokenLogprobs,
     Usage,
 )
 from prefixcache.pb.v1 import worker_pb2
@@ -156,3 +158,29 @@ def test_a_stream_with_no_message_is_an_internal_error(servicer: RecordingServic
 def test_unknown_events_are_skipped(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Generate", [worker_pb2.GenerateResponse(), *finished_stream("Hello")])
     assert client.generate("x").text == "Hello"
+
+
+def test_progress_is_told_and_asked_for_only_then(servicer: RecordingServicer, client: Client) -> None:
+    messages = finished_stream("Hello")
+    for place, processed in ((1, 4), (2, 8)):
+        told = worker_pb2.Progress(processed_prompt_tokens=processed, prompt_tokens=10)
+        messages.insert(place, worker_pb2.GenerateResponse(progress=told))
+    servicer.script("Generate", messages)
+    seen: list[Progress] = []
+    assert client.generate("x", on_progress=seen.append).text == "Hello"
+    assert client.generate("x").text == "Hello"
+    assert seen == [Progress(4, 10), Progress(8, 10)]
+    assert [request.report_progress for request in servicer.requests("Generate")] == [True, False]
+
+
+def test_logprobs_come_with_chunks_and_result(servicer: RecordingServicer, client: Client) -> None:
+    messages = finished_stream("Hello", " world")
+    top = [worker_pb2.TopLogprob(id=1, logprob=-0.5), worker_pb2.TopLogprob(id=9, logprob=-2)]
+    messages[1].tokens.logprobs.add(logprob=-0.5, top=top)
+    messages[2].tokens.logprobs.add(logprob=-1)
+    servicer.script("Generate", messages)
+    expected = (TokenLogprobs(-0.5, ((1, -0.5), (9, -2.0))), TokenLogprobs(-1.0, ()))
+    stream = client.stream("x", logprobs=2)
+    assert [chunk.logprobs for chunk in stream] == [expected[:1], expected[1:]]
+    assert stream.result.logprobs == expected
+    assert servicer.requests("Generate")[0].sampling.logprobs == 2

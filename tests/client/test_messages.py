@@ -25,6 +25,22 @@ def test_a_sequence_of_dicts_is_a_chat_in_order() -> None:
     assert [(turn.role, turn.content) for turn in prompt.chat.messages] == [("system", "s"), ("user", "u")]
 
 
+def test_tools_are_json_texts_in_order() -> None:
+    prompt = wire_prompt([{"role": "user", "content": "x"}], tools=[{"b": "ä", "a": [1]}, {}])
+    assert list(prompt.chat.tools) == ['{"b": "ä", "a": [1]}', "{}"]
+
+
+@pytest.mark.parametrize("tool", [7, "{}", {"a": object()}, {"a": "\ud800"}])
+def test_a_tool_that_cannot_be_sent_is_an_invalid_request(tool: Any) -> None:
+    with pytest.raises(InvalidRequest, match="tools"):
+        wire_prompt([{"role": "user", "content": "x"}], tools=[tool])
+
+
+def test_tools_without_a_chat_are_an_invalid_request() -> None:
+    with pytest.raises(InvalidRequest, match="tools need a chat"):
+        wire_prompt("text", tools=[{}])
+
+
 @pytest.mark.parametrize(
     ("prompt", "what"),
     [
@@ -58,12 +74,22 @@ def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt: Any, what: s
         ("temperature", "hot"),
         ("top_k", -1),
         ("top_p", "all"),
+        ("min_p", "some"),
+        ("repetition_penalty", "some"),
+        ("presence_penalty", None),
+        ("frequency_penalty", []),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: "much"}),
+        ("logit_bias", 7),
+        ("logprobs", -1),
+        ("min_new_tokens", -1),
         ("seed", -1),
         ("seed", 2**64),
         ("stop", [1]),
         ("stop_token_ids", [-2]),
         ("stop_token_ids", 3),
         ("cache_salt", 5),
+        ("bypass_prefix_cache", "yes"),
         ("model", 5),
     ],
 )
@@ -76,6 +102,7 @@ def test_defaults_are_greedy_and_leave_optional_fields_absent() -> None:
     request = generate_request("x", GenerateSettings())
     assert request.sampling.temperature == 0.0
     assert not request.sampling.HasField("seed")
+    assert not request.sampling.HasField("logprobs")
     assert not request.stopping.HasField("max_new_tokens")
 
 
@@ -85,17 +112,30 @@ def test_every_option_reaches_its_field() -> None:
         temperature=0.5,
         top_k=3,
         top_p=0.25,
+        min_p=0.5,
+        repetition_penalty=2.0,
+        presence_penalty=-1.0,
+        frequency_penalty=1.5,
+        logit_bias={3: -100},
+        logprobs=0,
+        min_new_tokens=2,
         seed=0,
         stop=["a", "b"],
         stop_token_ids=[7],
         ignore_eos=True,
         cache_salt="salt",
+        bypass_prefix_cache=True,
         model="m",
     )
     request = generate_request("x", settings)
     sampling, stopping = request.sampling, request.stopping
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 0)
     assert sampling.HasField("seed")
+    assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.5, 2.0, 2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 1.5)
+    assert request.bypass_prefix_cache
+    assert (sampling.logprobs, sampling.HasField("logprobs")) == (0, True)
+    assert dict(sampling.logit_bias) == {3: -100.0}
     assert (stopping.max_new_tokens, list(stopping.stop), list(stopping.stop_token_ids)) == (5, ["a", "b"], [7])
     assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "salt", "m")
 

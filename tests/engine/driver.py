@@ -80,9 +80,20 @@ class Driver:
         stop: tuple[str, ...] = (),
         ignore_eos: bool = True,
         stop_token_ids: tuple[int, ...] = (),
+        min_new_tokens: int = 0,
+        bypass_prefix_cache: bool = False,
+        report_progress: bool = False,
     ) -> GenerateRequest:
-        stopping = StopConditions(max_new_tokens, stop, stop_token_ids, ignore_eos)
-        return GenerateRequest(f"r{next(self.request_numbers)}", list(prompt), sampling, stopping, cache_salt)
+        stopping = StopConditions(max_new_tokens, stop, stop_token_ids, ignore_eos, min_new_tokens)
+        return GenerateRequest(
+            f"r{next(self.request_numbers)}",
+            list(prompt),
+            sampling,
+            stopping,
+            cache_salt,
+            bypass_prefix_cache,
+            report_progress,
+        )
 
     async def answer(self, prompt: list[int], **options: Any) -> Answer:
         """Run one request to its end."""

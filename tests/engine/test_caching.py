@@ -190,3 +190,15 @@ async def test_stats_are_a_snapshot(driver: Driver) -> None:
     await driver.answer(random_prompt(20))
     assert before.requests.received == before.requests.finished == 0
     assert before.tokens.prompt == before.tokens.computed == 0
+
+
+async def test_a_request_that_bypasses_the_cache_neither_takes_nor_keeps(driver: Driver) -> None:
+    prompt = random_prompt(4 * BLOCK_SIZE + 3)
+    first = await driver.answer(prompt, max_new_tokens=2 * BLOCK_SIZE, bypass_prefix_cache=True)
+    await driver.settle()
+    assert driver.num_cached_tokens(prompt) == 0
+    assert driver.engine.stats().cache.published_blocks == 0
+    cached = await driver.answer(prompt, max_new_tokens=2 * BLOCK_SIZE)
+    again = await driver.answer(prompt, max_new_tokens=2 * BLOCK_SIZE, bypass_prefix_cache=True)
+    assert first.token_ids == cached.token_ids == again.token_ids
+    assert (again.record.cached_prompt_tokens, again.record.cache_creation_tokens) == (0, 0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from model_worker.engine.request import SamplingParams
 from model_worker.worker import Worker
 from prefixcache.errors import CapacityExceeded, EngineStopped, InvalidRequest
 from tests.engine.conftest import Start
@@ -102,3 +103,31 @@ async def test_an_end_token_ends_an_answer_unless_it_is_ignored(driver: Driver) 
     assert ignored.token_ids == whole.token_ids
     assert ended.record.finish_reason == "eos"
     assert ended.token_ids == whole.token_ids[: whole.token_ids.index(eos) + 1]
+
+
+async def test_an_answer_has_its_least_length_before_an_end_or_stop_token(driver: Driver) -> None:
+    prompt = random_prompt(9)
+    whole = await driver.answer(prompt, max_new_tokens=12)
+    driver.engine._loop.admission._eos = frozenset({whole.token_ids[0]})
+    ends = {whole.token_ids[0], whole.token_ids[1]}
+    options = {"max_new_tokens": 12, "ignore_eos": False, "stop_token_ids": (whole.token_ids[1],)}
+    longer = await driver.answer(prompt, min_new_tokens=5, **options)
+    assert len(longer.token_ids) >= 5
+    assert not ends & set(longer.token_ids[:5])
+    assert len((await driver.answer(prompt, **options)).token_ids) == 1
+
+
+async def test_a_least_length_beyond_the_resolved_most_is_refused(start: Start) -> None:
+    driver = await start(default_max_new_tokens=6)
+    with pytest.raises(InvalidRequest, match="min_new_tokens is 7 and at most 6 tokens"):
+        await driver.answer(random_prompt(5), max_new_tokens=None, min_new_tokens=7)
+
+
+async def test_penalties_give_the_same_answer_cold_and_hit(driver: Driver) -> None:
+    prompt = random_prompt(40)
+    sampling = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5, logit_bias=((5, 2.0),))
+    cold = await driver.answer(prompt, max_new_tokens=20, sampling=sampling)
+    hit = await driver.answer(prompt, max_new_tokens=20, sampling=sampling)
+    assert hit.record.cached_prompt_tokens > 0
+    assert hit.token_ids == cold.token_ids
+    assert cold.token_ids != (await driver.answer(prompt, max_new_tokens=20)).token_ids

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from model_worker.engine.request import Finished, Started, TokensGenerated
+from model_worker.engine.request import Finished, Progress, Started, TokenLogprobs, TokensGenerated
 from model_worker.engine.sequence import Mailbox
 from prefixcache.accounting import RequestRecord
 from prefixcache.errors import InternalError
@@ -10,7 +10,7 @@ from prefixcache.errors import InternalError
 FINISHED = Finished(RequestRecord("r"))
 
 
-def mailbox_with(*events: Started | TokensGenerated | Finished | InternalError) -> Mailbox:
+def mailbox_with(*events: Started | Progress | TokensGenerated | Finished | InternalError) -> Mailbox:
     mailbox = Mailbox()
     for event in events:
         mailbox.put(event)
@@ -23,6 +23,19 @@ async def test_events_come_in_order_and_tokens_that_pile_up_are_joined() -> None
     )
     assert await mailbox.get() == Started(3, 0)
     assert await mailbox.get() == TokensGenerated([1, 2, 3], "abc")
+    assert await mailbox.get() is FINISHED
+
+
+async def test_joined_tokens_keep_their_logprobs_in_order() -> None:
+    first, second = TokenLogprobs(-1.0, ((1, -1.0),)), TokenLogprobs(-2.0, ())
+    mailbox = mailbox_with(TokensGenerated([1], "a", [first]), TokensGenerated([2], "b", [second]))
+    assert await mailbox.get() == TokensGenerated([1, 2], "ab", [first, second])
+
+
+async def test_of_progress_that_piles_up_the_newest_comes() -> None:
+    mailbox = mailbox_with(Progress(8, 30), Progress(16, 30), Progress(24, 30), TokensGenerated([1], "a"), FINISHED)
+    assert await mailbox.get() == Progress(24, 30)
+    assert await mailbox.get() == TokensGenerated([1], "a")
     assert await mailbox.get() is FINISHED
 
 

@@ -1,25 +1,29 @@
 """An engine without a model: scripted events, and a record of what was asked of it."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
 
 from model_worker.engine.request import Event, Finished, GenerateRequest, Started, TokensGenerated
 from model_worker.engine.statistics import (
+    CachedPrefix,
     ClearResult,
     EngineStats,
     EvictResult,
     LatencyStats,
     LookupResult,
     Percentiles,
+    PrefixPage,
     RequestStats,
     TokenStats,
+    WarmResult,
     WorkerStats,
 )
 from prefixcache.accounting import RequestRecord
 from prefixcache.cache import CacheStats
-from prefixcache.errors import InvalidRequest
+from prefixcache.errors import InvalidRequest, NotFound
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -47,17 +51,19 @@ class FakeDescription:
 
 @dataclass
 class FakeTokenizer:
-    """One token per byte; a chat is rendered as ``role: content`` lines."""
+    """One token per byte; a chat is rendered as its tools in JSON and ``role: content`` lines."""
 
     has_chat_template: bool = True
+    takes_tools: bool = True
 
     def encode_text(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
+    def render_chat(self, messages: list[dict[str, str]], tools: list[dict[str, object]]) -> str:
         if any(message["role"] == "alien" for message in messages):
             raise InvalidRequest("prompt.chat.messages: the template knows no role 'alien'; use 'user'")
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        listed = json.dumps(tools) + "\n" if tools else ""
+        return listed + "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
     def encode_rendered(self, text: str) -> list[int]:
         return list(text.encode())
@@ -144,7 +150,10 @@ class FakeEngine:
     close_s: float = 0
     requests: list[GenerateRequest] = field(default_factory=list)
     lookups: list[tuple[list[int], str]] = field(default_factory=list)
+    warmings: list[tuple[list[int], str]] = field(default_factory=list)
+    listings: list[tuple[int, str]] = field(default_factory=list)
     evictions: list[int] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
     num_io_calls: int = 0
     num_open: int = 0
     num_closed: int = 0
@@ -166,11 +175,32 @@ class FakeEngine:
             self.num_open -= 1
             self.num_closed += 1
 
+    def abort(self, request_id: str) -> None:
+        self.aborts.append(request_id)
+        if request_id == "absent":
+            raise NotFound("no request 'absent' waits or runs here")
+
     def lookup(self, prompt_token_ids: list[int], *, cache_salt: str) -> LookupResult:
         self.lookups.append((prompt_token_ids, cache_salt))
         return LookupResult(
             prompt_tokens=len(prompt_token_ids), cached_prompt_tokens=4, cached_blocks=1, num_blocks=2, block_size=4
         )
+
+    async def warm(self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str) -> WarmResult:
+        assert request_id
+        self.warmings.append((prompt_token_ids, cache_salt))
+        return WarmResult(
+            prompt_tokens=len(prompt_token_ids),
+            cached_prompt_tokens=4,
+            computed_prompt_tokens=8,
+            cached_blocks=3,
+            num_blocks=5,
+            block_size=6,
+        )
+
+    def list_prefixes(self, *, page_size: int, page_token: str) -> PrefixPage:
+        self.listings.append((page_size, page_token))
+        return PrefixPage([CachedPrefix(8, 2048, 3, is_held=True, is_leaf=False)], "5.2")
 
     def evict(self, target_bytes: int) -> EvictResult:
         self.evictions.append(target_bytes)

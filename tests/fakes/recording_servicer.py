@@ -106,6 +106,9 @@ class RecordingServicer(
             self.num_cancelled += not is_complete
             raise
 
+    async def Abort(self, request: worker_pb2.AbortRequest, context: Any) -> worker_pb2.AbortResponse:  # noqa: N802
+        return await self._answer("Abort", request, context, worker_pb2.AbortResponse)
+
     async def Tokenize(self, request: worker_pb2.TokenizeRequest, context: Any) -> worker_pb2.TokenizeResponse:  # noqa: N802
         return await self._answer("Tokenize", request, context, worker_pb2.TokenizeResponse)
 
@@ -117,8 +120,16 @@ class RecordingServicer(
     async def Lookup(self, request: cache_pb2.LookupRequest, context: Any) -> cache_pb2.LookupResponse:  # noqa: N802
         return await self._answer("Lookup", request, context, cache_pb2.LookupResponse)
 
+    async def Warm(self, request: cache_pb2.WarmRequest, context: Any) -> cache_pb2.WarmResponse:  # noqa: N802
+        return await self._answer("Warm", request, context, cache_pb2.WarmResponse)
+
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Any) -> admin_pb2.GetStatsResponse:  # noqa: N802
         return await self._answer("GetStats", request, context, admin_pb2.GetStatsResponse)
+
+    async def ListPrefixes(  # noqa: N802
+        self, request: admin_pb2.ListPrefixesRequest, context: Any
+    ) -> admin_pb2.ListPrefixesResponse:
+        return await self._answer("ListPrefixes", request, context, admin_pb2.ListPrefixesResponse)
 
     async def Evict(self, request: admin_pb2.EvictRequest, context: Any) -> admin_pb2.EvictResponse:  # noqa: N802
         return await self._answer("Evict", request, context, admin_pb2.EvictResponse)

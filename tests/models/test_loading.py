@@ -24,8 +24,8 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_folder, tmp_path / "copy")
 
 
-def load_float32(folder: Path, *, block_size: int = 8) -> LoadedModel:
-    return load(resolve(str(folder)), LoadOptions("float32", CPU, block_size))
+def load_float32(folder: Path, *, max_model_len: int | None = None) -> LoadedModel:
+    return load(resolve(str(folder)), LoadOptions("float32", CPU, 8, max_model_len))
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -91,11 +91,36 @@ def test_a_config_that_names_no_model_is_refused(folder: Path, text: str) -> Non
         load_float32(folder)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_rope_that_depends_on_the_prompts_length_is_refused(folder: Path, kind: str) -> None:
-    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
-    change_config(folder, rope_parameters=rope)
-    with pytest.raises(ConfigError, match=f"rope type '{kind}' depends on the length of the prompt"):
+def test_rope_of_an_unknown_kind_is_refused(folder: Path) -> None:
+    change_config(folder, rope_parameters={"rope_type": "ntk_by_mood", "rope_theta": 1e4})
+    with pytest.raises(ConfigError, match="rope type 'ntk_by_mood' is not known to be independent"):
+        load_float32(folder)
+
+
+def test_dynamic_rope_beyond_the_models_positions_is_refused(folder: Path) -> None:
+    change_config(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    with pytest.raises(ConfigError, match=r"513 is more than the 512 positions .* its dynamic rope would depend"):
+        load_float32(folder, max_model_len=513)
+
+
+def test_longrope_is_frozen_by_the_longest_sequence_served(folder: Path) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 256}
+    change_config(folder, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors})
+    short, longest_short, long = (load_float32(folder, max_model_len=length) for length in (8, 256, 257))
+    assert short.rope_digest == longest_short.rope_digest != long.rope_digest
+    assert load_float32(folder).max_model_len == 512
+    assert load_float32(folder).rope_digest == long.rope_digest
+
+
+def test_layers_of_an_unknown_kind_are_refused(folder: Path) -> None:
+    change_config(folder, layer_types=["chunked_attention", "full_attention"])
+    with pytest.raises(ConfigError, match="layer 0 of the model is of type 'chunked_attention'"):
+        load_float32(folder)
+
+
+def test_windows_that_attention_is_not_told_of_are_refused(folder: Path) -> None:
+    change_config(folder, layer_types=["full_attention", "sliding_attention"], sliding_window=4)
+    with pytest.raises(ConfigError, match="layer 1 of the model is of type 'sliding_attention'"):
         load_float32(folder)
 
 

@@ -1,4 +1,4 @@
-"""The row probe finds who sees a neighbour; the canary is equal where computing is equal."""
+"""A model that breaks one of the rules is refused by the name of the check; passing is remembered."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,136 +6,155 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_worker.models import qualification
-from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import resolve
-from model_worker.models.linear import pack_linears
+from model_worker.models.checks import CHECKS
 from model_worker.models.loading import LoadedModel, LoadOptions, load
-from model_worker.models.qualification import (
-    canary_tokens,
-    distinct_linears,
-    invariant_row_counts,
-    padded_rows,
-    probe_rows,
-    tensors_digest,
-)
+from model_worker.models.qualification import Circumstances, qualify, run_checks
+from model_worker.models.row_probe import probe_rows
+from model_worker.models.transformers_adapter import CausalModel
 from prefixcache.errors import ConfigError
-from tests.fakes.tiny_model import write_tiny_model
 
-INPUTS = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
-CPU = torch.device("cpu")
+MAX_ROWS = 4
 
-
-def test_a_function_of_single_rows_is_invariant_at_every_count() -> None:
-    assert invariant_row_counts(lambda rows: rows * 2 + 1, INPUTS) == set(range(1, 9))
+Change = Callable[[Tensor], Tensor]
 
 
-def test_a_function_that_depends_on_the_number_of_rows_is_found() -> None:
-    def differs_below_four(rows: Tensor) -> Tensor:
-        return rows + 1e-7 if rows.shape[0] < 4 else rows.clone()
-
-    assert invariant_row_counts(differs_below_four, INPUTS) == {4, 5, 6, 7, 8}
+@pytest.fixture
+def model(tiny_folder: Path) -> LoadedModel:
+    return load(resolve(str(tiny_folder)), LoadOptions("float32", torch.device("cpu"), 8))
 
 
-def test_a_function_that_sees_other_rows_is_invariant_at_no_other_count() -> None:
-    assert invariant_row_counts(lambda rows: rows + rows.sum(0), INPUTS) == {8}
+def circumstances(model: LoadedModel, *, digest: bytes = b"identity") -> Circumstances:
+    return Circumstances(digest, probe_rows(model.causal.model, max_rows=MAX_ROWS), MAX_ROWS)
 
 
-def test_a_function_that_sees_its_place_is_found() -> None:
-    def adds_its_place(rows: Tensor) -> Tensor:
-        return rows + torch.arange(rows.shape[0]).unsqueeze(1)
-
-    assert invariant_row_counts(adds_its_place, INPUTS) == {8}
-
-
-@given(st.sets(st.integers(1, 64), min_size=1), st.data())
-def test_padding_chooses_the_next_allowed_size(allowed: set[int], data: st.DataObject) -> None:
-    num_rows = data.draw(st.integers(1, max(allowed)))
-    padded = padded_rows(num_rows, tuple(sorted(allowed)))
-    assert padded in allowed
-    assert padded >= num_rows
-    assert not any(num_rows <= size < padded for size in allowed)
+def change_embeddings(model: LoadedModel, change: Change) -> None:
+    """Pass the embeddings ``[rows, hidden_size]`` of every forward through ``change``."""
+    embed: Any = model.causal.model.get_input_embeddings()
+    embed.register_forward_hook(lambda module, inputs, output: change(output[0]).unsqueeze(0))
 
 
-def two_linears() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 24))
+def sees_the_future(rows: Tensor) -> Tensor:
+    return rows + 0.1 * rows.mean(0)
 
 
-def test_one_linear_of_each_size_is_probed() -> None:
-    model = two_linears()
-    pack_linears(model)
-    assert {(layer.out_features, layer.in_features) for layer in distinct_linears(model)} == {(16, 16), (24, 16)}
-    assert len(distinct_linears(model)) == 2
+class SeesTheRowBefore:
+    """As a model that mixes neighbouring tokens and keeps no state for it: a block's first token has no neighbour."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        before = torch.cat((torch.zeros_like(rows[:1]), rows[:-1]))
+        return rows + before if rows.shape[0] >= 8 else rows
 
 
-def test_plain_linears_are_probed_as_packed_ones_are() -> None:
-    model = two_linears()
-    allowed = probe_rows(model, max_rows=3)
-    layer: Any = model.get_submodule("0")
-    inputs = torch.randn(8, 16)
-    with torch.inference_mode():
-        assert all(torch.equal(layer(inputs[:count]), layer(inputs)[:count]) for count in allowed)
+class RemembersTheLongest:
+    """As dynamic rope: what was seen once changes all that follows."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        self.longest = max(self.longest, rows.shape[0])
+        return rows * (1 + (self.longest >= 16) * 0.01)
 
 
-def test_the_probe_keeps_what_every_linear_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([{2, 4, 6, 8}, {1, 4, 8}])
-    monkeypatch.setattr(qualification, "invariant_row_counts", lambda layer, inputs: next(answers))
-    model = two_linears()
-    pack_linears(model)
-    assert probe_rows(model, max_rows=4) == (4, 8)
+def few_rows_differ(rows: Tensor) -> Tensor:
+    return rows * (1.001 if rows.shape[0] == 3 else 1.0)
 
 
-@pytest.mark.parametrize("counts", [set(), {1, 2, 3}])
-def test_a_machine_on_which_no_size_serves_is_refused(counts: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qualification, "invariant_row_counts", lambda layer, inputs: set(counts))
-    model = two_linears()
-    pack_linears(model)
-    with pytest.raises(ConfigError, match="row probe: no batch size of 4 to 8 rows"):
-        probe_rows(model, max_rows=4)
+def test_a_sound_model_passes_and_says_what_was_measured(model: LoadedModel) -> None:
+    found = run_checks(model, circumstances(model))
+    assert list(found) == list(CHECKS) == ["causality", "chaining", "no history", "rows", "lengths"]
+    assert found["causality"] == "7 tokens unchanged"
+    assert found["rows"] == "equal in batches of 1, 2, 3, 4"
+    assert found["lengths"] == "equal at lengths 1, 20, 8, 5"
 
 
-def test_the_canarys_prompt_is_fixed_and_in_the_vocabulary() -> None:
-    tokens = canary_tokens(192, 264)
-    assert tokens == canary_tokens(192, 264)
-    assert tokens[:3] == [141, 140, 139]
-    assert len(set(tokens)) > 100
-    assert all(0 <= token < 264 for token in tokens)
+@pytest.mark.parametrize(
+    ("name", "change", "advice"),
+    [
+        ("causality", sees_the_future, "serve a model that is causal as configured"),
+        ("chaining", SeesTheRowBefore(), "it keeps state outside its KV"),
+        ("rows", few_rows_differ, "lower --max-num-seqs to 1"),
+    ],
+)
+def test_a_model_that_breaks_a_rule_is_refused_by_the_checks_name(
+    model: LoadedModel, name: str, change: Change, advice: str
+) -> None:
+    allowed = circumstances(model)
+    change_embeddings(model, change)
+    with pytest.raises(ConfigError, match=f"model 'tiny' fails the check '{name}': .*{advice}"):
+        run_checks(model, allowed)
 
 
-def test_a_digest_sees_every_bit_and_the_order() -> None:
-    one, zero, minus_zero = torch.ones(2), torch.zeros(2), torch.tensor([0.0, -0.0])
-    digests = [tensors_digest(tensors) for tensors in ([one, zero], [zero, one], [one, minus_zero])]
-    assert len(set(digests)) == 3
-    assert tensors_digest([one.bfloat16()]) != tensors_digest([one])
-    assert tensors_digest([torch.ones(4, 2).t()]) == tensors_digest([torch.ones(8)])
+@pytest.mark.parametrize("name", list(CHECKS))
+def test_each_check_alone_finds_its_fault(model: LoadedModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qualification, "CHECKS", {name: CHECKS[name]})
+    allowed = circumstances(model)
+    run_checks(model, allowed)
+    if name == "lengths":
+        mix_unequal_lengths(monkeypatch)
+    else:
+        faults: dict[str, Change] = {
+            "causality": sees_the_future,
+            "chaining": SeesTheRowBefore(),
+            "no history": RemembersTheLongest(),
+            "rows": few_rows_differ,
+        }
+        change_embeddings(model, faults[name])
+    with pytest.raises(ConfigError, match=f"fails the check '{name}'"):
+        run_checks(model, allowed)
 
 
-@pytest.fixture(scope="module")
-def load_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
-    def load_with(*, dtype: str = "float32", block_size: int = 8, seed: int = 0) -> LoadedModel:
-        folder = write_tiny_model(Path(tmp_path_factory.mktemp("model")), seed=seed)
-        return load(resolve(str(folder)), LoadOptions(dtype, CPU, block_size))
+def mix_unequal_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an attention kernel that splits its work by the longest sequence of a batch."""
+    forward = CausalModel.forward_logits
 
-    return load_with
+    def forward_logits(causal: CausalModel, *args: Any, num_logits: int) -> Tensor:
+        starts = {span.start for span in args[2].spans}
+        return forward(causal, *args, num_logits=num_logits) * (1.0 if len(starts) == 1 else 1.001)
 
-
-def test_equal_models_have_equal_canaries_and_others_others(load_tiny: Callable[..., LoadedModel]) -> None:
-    base = canary_digest(load_tiny())
-    assert canary_digest(load_tiny()) == base
-    others = [
-        canary_digest(load_tiny(seed=1)),
-        canary_digest(load_tiny(dtype="bfloat16")),
-        canary_digest(load_tiny(block_size=16)),
-    ]
-    assert len({base, *others}) == 4
+    monkeypatch.setattr(CausalModel, "forward_logits", forward_logits)
 
 
-def test_a_canary_is_the_same_again_after_other_work(load_tiny: Callable[..., LoadedModel]) -> None:
-    model = load_tiny()
-    first = canary_digest(model)
-    probe_rows(model.causal.model, max_rows=4)
-    assert canary_digest(model) == first
+def test_a_model_whose_code_fails_is_refused_with_what_it_said(model: LoadedModel) -> None:
+    def fail(rows: Tensor) -> Tensor:
+        raise RuntimeError("no kernel for this")
+
+    allowed = circumstances(model)
+    change_embeddings(model, fail)
+    with pytest.raises(ConfigError, match=r"fails in the engine \(RuntimeError: no kernel for this\)"):
+        run_checks(model, allowed)
+
+
+def test_passing_is_remembered_by_identity(model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = qualify(model, circumstances(model), folder=tmp_path / "new")
+    again = qualify(model, circumstances(model), folder=tmp_path / "new")
+    assert (first.is_remembered, again.is_remembered) == (False, True)
+    assert again.checks == first.checks
+    assert not qualify(model, circumstances(model, digest=b"other"), folder=tmp_path / "new").is_remembered
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"causality": 1}', "\x00", '{"rows": "equal"}'])
+def test_a_damaged_memory_is_ignored_and_mended(model: LoadedModel, tmp_path: Path, text: str) -> None:
+    qualify(model, circumstances(model), folder=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    assert not qualify(model, circumstances(model), folder=tmp_path).is_remembered
+    assert qualify(model, circumstances(model), folder=tmp_path).is_remembered
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_time(model: LoadedModel, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert not qualify(model, circumstances(model), folder=tmp_path / "file").is_remembered
+
+
+def test_failing_is_not_remembered(model: LoadedModel, tmp_path: Path) -> None:
+    allowed = circumstances(model)
+    change_embeddings(model, sees_the_future)
+    with pytest.raises(ConfigError, match="causality"):
+        qualify(model, allowed, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -129,3 +129,29 @@ def test_other_threads_run_while_a_long_text_is_worked_on(name: str) -> None:
         num_turns += 1
     thread.join()
     assert num_turns > 10
+
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for message in messages %}{{ message.role }};{% endfor %}"
+)
+
+
+def test_tools_reach_a_template_that_takes_them() -> None:
+    taker = make_tokenizer()
+    taker.chat_template = TOOLS_TEMPLATE
+    prompts = PromptTokenizer(taker)
+    assert (prompts.takes_tools, tokenizer().takes_tools) == (True, False)
+    messages = [{"role": "user", "content": "x"}, {"role": "tool", "content": "7"}]
+    tool: dict[str, object] = {"name": "add", "parameters": {"b": 1, "a": 2}}
+    assert prompts.render_chat(messages, [tool]) == '[{"name": "add", "parameters": {"b": 1, "a": 2}}]\nuser;tool;'
+    assert prompts.render_chat(messages) == "user;tool;"
+
+
+def test_a_tool_nested_beyond_reason_is_refused() -> None:
+    taker = make_tokenizer()
+    taker.chat_template = TOOLS_TEMPLATE
+    deep: dict[str, object] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(InvalidRequest, match="refuses these messages"):
+        PromptTokenizer(taker).render_chat([{"role": "user", "content": "x"}], [deep])

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from model_worker.engine.request import Finished, Started, TokensGenerated
+from model_worker.engine.request import Finished, Started, TokenLogprobs, TokensGenerated
 from prefixcache.errors import CapacityExceeded, DeadlineExceeded, EngineStopped, InternalError, InvalidRequest
 from prefixcache.pb.v1 import worker_pb2, worker_pb2_grpc
 from prefixcache.rpc.status import from_rpc_error
@@ -188,3 +188,14 @@ async def test_calls_beyond_the_limit_are_refused_and_others_run_on(worker: Work
             pass
         assert await call.code() is grpc.StatusCode.OK
     assert len([response async for response in worker.model.Generate(REQUEST)]) == 4
+
+
+async def test_logprobs_arrive_with_their_tokens(worker: Worker) -> None:
+    logprobs = [TokenLogprobs(-0.5, ((7, -0.25), (1, -0.5))), TokenLogprobs(-1.5, ())]
+    worker.engine.events = [Started(1, 0), TokensGenerated([1, 2], "ab", logprobs), Finished(finished_record())]
+    _, response, _ = [response async for response in worker.model.Generate(REQUEST)]
+    top = [worker_pb2.TopLogprob(id=7, logprob=-0.25), worker_pb2.TopLogprob(id=1, logprob=-0.5)]
+    assert list(response.tokens.logprobs) == [
+        worker_pb2.TokenLogprobs(logprob=-0.5, top=top),
+        worker_pb2.TokenLogprobs(logprob=-1.5),
+    ]

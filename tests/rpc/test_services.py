@@ -5,24 +5,28 @@ from typing import Any
 
 import pytest
 
-from model_worker.engine.request import Started
+from model_worker.engine.request import Progress, Started
 from model_worker.engine.statistics import (
+    CachedPrefix,
     ClearResult,
     EngineStats,
     EvictResult,
     LatencyStats,
     LookupResult,
     Percentiles,
+    PrefixPage,
     RequestStats,
     TokenStats,
+    WarmResult,
 )
 from model_worker.models.catalog import ModelDescription
 from model_worker.rpc.messages import fill
 from prefixcache.accounting import RequestRecord
 from prefixcache.cache import CacheStats
+from prefixcache.errors import InvalidRequest, NotFound
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
 from tests.fakes.fake_engine import FakeDescription, some_stats
-from tests.rpc.wire import Worker
+from tests.rpc.wire import Worker, error_of
 
 
 async def test_model_info_carries_every_field_of_the_description(worker: Worker) -> None:
@@ -42,6 +46,20 @@ async def test_lookup_carries_the_result(worker: Worker) -> None:
     )
 
 
+async def test_warm_passes_prompt_and_salt_and_carries_the_result(worker: Worker) -> None:
+    prompt = worker_pb2.Prompt(text="12345678")
+    warmed = await worker.cache.Warm(cache_pb2.WarmRequest(prompt=prompt, cache_salt="s"))
+    assert worker.engine.warmings == [(list(b"12345678"), "s")]
+    assert warmed == cache_pb2.WarmResponse(
+        prompt_tokens=8,
+        cached_prompt_tokens=4,
+        computed_prompt_tokens=8,
+        cached_blocks=3,
+        num_blocks=5,
+        block_size=6,
+    )
+
+
 async def test_stats_carry_every_nested_field(worker: Worker) -> None:
     stats = await worker.admin.GetStats(admin_pb2.GetStatsRequest())
     expected = some_stats()
@@ -52,10 +70,30 @@ async def test_stats_carry_every_nested_field(worker: Worker) -> None:
     assert [getattr(stats.cache, field.name) for field in fields(expected.cache)] == [True, *range(1, 11)]
 
 
+async def test_list_prefixes_passes_page_and_token_and_carries_the_page(worker: Worker) -> None:
+    page = await worker.admin.ListPrefixes(admin_pb2.ListPrefixesRequest(page_size=1000, page_token="7.1"))
+    await worker.admin.ListPrefixes(admin_pb2.ListPrefixesRequest())
+    assert worker.engine.listings == [(1000, "7.1"), (100, "")]
+    prefix = admin_pb2.CachedPrefix(num_tokens=8, own_bytes=2048, hits=3, is_held=True)
+    assert page == admin_pb2.ListPrefixesResponse(prefixes=[prefix], next_page_token="5.2")
+
+
+async def test_list_prefixes_refuses_too_large_a_page(worker: Worker) -> None:
+    failure = await error_of(worker.admin.ListPrefixes(admin_pb2.ListPrefixesRequest(page_size=1001)))
+    assert isinstance(failure, InvalidRequest)
+    assert "page_size is 1001; send at most 1000" in str(failure)
+
+
 async def test_evict_passes_the_target_and_carries_the_result(worker: Worker) -> None:
     response = await worker.admin.Evict(admin_pb2.EvictRequest(target_bytes=2**63))
     assert worker.engine.evictions == [2**63]
     assert response == admin_pb2.EvictResponse(evicted_blocks=3, evicted_bytes=3072, used_bytes=100)
+
+
+async def test_abort_passes_the_id_and_what_is_not_found(worker: Worker) -> None:
+    await worker.model.Abort(worker_pb2.AbortRequest(request_id="r.1:a_b-C"))
+    assert isinstance(await error_of(worker.model.Abort(worker_pb2.AbortRequest(request_id="absent"))), NotFound)
+    assert worker.engine.aborts == ["r.1:a_b-C", "absent"]
 
 
 async def test_clear_carries_the_result(worker: Worker) -> None:
@@ -73,9 +111,13 @@ async def test_clear_carries_the_result(worker: Worker) -> None:
         (Percentiles, admin_pb2.Percentiles),
         (LatencyStats, admin_pb2.LatencyStats),
         (LookupResult, cache_pb2.LookupResponse),
+        (WarmResult, cache_pb2.WarmResponse),
         (EvictResult, admin_pb2.EvictResponse),
+        (CachedPrefix, admin_pb2.CachedPrefix),
+        (PrefixPage, admin_pb2.ListPrefixesResponse),
         (ClearResult, admin_pb2.ClearResponse),
         (Started, worker_pb2.Started),
+        (Progress, worker_pb2.Progress),
         (ModelDescription, worker_pb2.GetModelInfoResponse),
     ],
 )

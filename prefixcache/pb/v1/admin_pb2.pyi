@@ -3,8 +3,10 @@
 isort:skip_file
 Administration of one worker's cache."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -108,7 +110,7 @@ class RequestStats(_message.Message):
     received: _builtins.int
     """Taken into the queue since start."""
     finished: _builtins.int
-    """Ended with Finished."""
+    """Ended with Finished, and Warm calls that were served."""
     cancelled: _builtins.int
     """Cancelled by the caller or by its deadline."""
     refused: _builtins.int
@@ -137,7 +139,7 @@ Global___RequestStats: _TypeAlias = RequestStats  # noqa: Y015
 
 @_typing.final
 class TokenStats(_message.Message):
-    """Tokens by kind, summed over finished requests."""
+    """Tokens by kind, summed over finished generations."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,7 +156,9 @@ class TokenStats(_message.Message):
     completion: _builtins.int
     """Generated tokens."""
     computed: _builtins.int
-    """Prompt tokens really computed by the model, cancelled requests included."""
+    """Prompt tokens really computed by the model, Warm and cancelled requests
+    included.
+    """
     saved_s: _builtins.float
     """Estimated prefill seconds saved."""
     hit_rate: _builtins.float
@@ -461,3 +465,97 @@ class ClearResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClearResponse: _TypeAlias = ClearResponse  # noqa: Y015
+
+@_typing.final
+class ListPrefixesRequest(_message.Message):
+    """Asks for a page of cached prefixes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most this many prefixes, at most 1,000; 0 (default): 100."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPrefixesRequest: _TypeAlias = ListPrefixesRequest  # noqa: Y015
+
+@_typing.final
+class ListPrefixesResponse(_message.Message):
+    """A page of cached prefixes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Asks for the page that follows; empty after the last."""
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrefix]:
+        """Most recently used first."""
+
+    def __init__(
+        self,
+        *,
+        prefixes: _abc.Iterable[Global___CachedPrefix] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "prefixes", b"prefixes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPrefixesResponse: _TypeAlias = ListPrefixesResponse  # noqa: Y015
+
+@_typing.final
+class CachedPrefix(_message.Message):
+    """A prefix of prompts of one model and cache salt, from the first token on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    IS_HELD_FIELD_NUMBER: _builtins.int
+    IS_LEAF_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """Its tokens."""
+    own_bytes: _builtins.int
+    """Bytes of its last blocks: those that the next shorter prefix in the list
+    does not have. Over all prefixes they add up to the bytes of all blocks.
+    """
+    hits: _builtins.int
+    """Times it, or a prefix that begins with it, was taken from the cache."""
+    is_held: _builtins.bool
+    """Whether it is kept from eviction now."""
+    is_leaf: _builtins.bool
+    """Whether no longer cached prefix begins with it."""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+        own_bytes: _builtins.int = ...,
+        hits: _builtins.int = ...,
+        is_held: _builtins.bool = ...,
+        is_leaf: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hits", b"hits", "is_held", b"is_held", "is_leaf", b"is_leaf", "num_tokens", b"num_tokens", "own_bytes", b"own_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedPrefix: _TypeAlias = CachedPrefix  # noqa: Y015

@@ -40,6 +40,11 @@ class CacheAdminStub:
                 request_serializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.ListPrefixes = channel.unary_unary(
+                '/prefixcache.pb.v1.CacheAdmin/ListPrefixes',
+                request_serializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/prefixcache.pb.v1.CacheAdmin/Evict',
                 request_serializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.EvictRequest.SerializeToString,
@@ -58,6 +63,15 @@ class CacheAdminServicer:
 
     def GetStats(self, request, context):
         """Counters and gauges since the worker started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPrefixes(self, request, context):
+        """Lists cached prefixes, most recently used first, a page at a time: one for
+        each place where cached prompts part or end. Of what is used between two
+        pages some may be missed. Errors: INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +100,11 @@ def add_CacheAdminServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.GetStatsRequest.FromString,
                     response_serializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'ListPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrefixes,
+                    request_deserializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.ListPrefixesRequest.FromString,
+                    response_serializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.ListPrefixesResponse.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
@@ -126,6 +145,33 @@ class CacheAdmin:
             '/prefixcache.pb.v1.CacheAdmin/GetStats',
             prefixcache_dot_pb_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
             prefixcache_dot_pb_dot_v1_dot_admin__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.pb.v1.CacheAdmin/ListPrefixes',
+            prefixcache_dot_pb_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
+            prefixcache_dot_pb_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,6 +18,11 @@ class CacheAdminStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]
     """Counters and gauges since the worker started."""
+    ListPrefixes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPrefixesRequest, _admin_pb2.ListPrefixesResponse]
+    """Lists cached prefixes, most recently used first, a page at a time: one for
+    each place where cached prompts part or end. Of what is used between two
+    pages some may be missed. Errors: INVALID_ARGUMENT.
+    """
     Evict: _aio.UnaryUnaryMultiCallable[_admin_pb2.EvictRequest, _admin_pb2.EvictResponse]
     """Evicts least recently used blocks until the cache holds at most
     target_bytes. Blocks in use stay.
@@ -37,6 +42,17 @@ class CacheAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_admin_pb2.GetStatsRequest, _abc.Awaitable[_admin_pb2.GetStatsResponse]],
     ) -> _abc.Awaitable[_admin_pb2.GetStatsResponse]:
         """Counters and gauges since the worker started."""
+
+    @_abc_1.abstractmethod
+    def ListPrefixes(
+        self,
+        request: _admin_pb2.ListPrefixesRequest,
+        context: _aio.ServicerContext[_admin_pb2.ListPrefixesRequest, _abc.Awaitable[_admin_pb2.ListPrefixesResponse]],
+    ) -> _abc.Awaitable[_admin_pb2.ListPrefixesResponse]:
+        """Lists cached prefixes, most recently used first, a page at a time: one for
+        each place where cached prompts part or end. Of what is used between two
+        pages some may be missed. Errors: INVALID_ARGUMENT.
+        """
 
     @_abc_1.abstractmethod
     def Evict(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from prefixcache.pb.v1 import worker_pb2 as prefixcache_dot_pb_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprefixcache/pb/v1/cache.proto\x12\x11prefixcache.pb.v1\x1a\x1eprefixcache/pb/v1/worker.proto\"N\n\rLookupRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"\x84\x01\n\x0eLookupResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r2\\\n\x0bPrefixCache\x12M\n\x06Lookup\x12 .prefixcache.pb.v1.LookupRequest\x1a!.prefixcache.pb.v1.LookupResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprefixcache/pb/v1/cache.proto\x12\x11prefixcache.pb.v1\x1a\x1eprefixcache/pb/v1/worker.proto\"N\n\rLookupRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"\x84\x01\n\x0eLookupResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\"L\n\x0bWarmRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"\xa2\x01\n\x0cWarmResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r2\xa5\x01\n\x0bPrefixCache\x12M\n\x06Lookup\x12 .prefixcache.pb.v1.LookupRequest\x1a!.prefixcache.pb.v1.LookupResponse\x12G\n\x04Warm\x12\x1e.prefixcache.pb.v1.WarmRequest\x1a\x1f.prefixcache.pb.v1.WarmResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOOKUPREQUEST']._serialized_end=162
   _globals['_LOOKUPRESPONSE']._serialized_start=165
   _globals['_LOOKUPRESPONSE']._serialized_end=297
-  _globals['_PREFIXCACHE']._serialized_start=299
-  _globals['_PREFIXCACHE']._serialized_end=391
+  _globals['_WARMREQUEST']._serialized_start=299
+  _globals['_WARMREQUEST']._serialized_end=375
+  _globals['_WARMRESPONSE']._serialized_start=378
+  _globals['_WARMRESPONSE']._serialized_end=540
+  _globals['_PREFIXCACHE']._serialized_start=543
+  _globals['_PREFIXCACHE']._serialized_end=708
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PrefixCacheStub:
-    """Read-only questions about cached prefixes.
+    """What a caller may ask about cached prefixes and do for them.
     """
 
     def __init__(self, channel):
@@ -40,15 +40,31 @@ class PrefixCacheStub:
                 request_serializer=prefixcache_dot_pb_dot_v1_dot_cache__pb2.LookupRequest.SerializeToString,
                 response_deserializer=prefixcache_dot_pb_dot_v1_dot_cache__pb2.LookupResponse.FromString,
                 _registered_method=True)
+        self.Warm = channel.unary_unary(
+                '/prefixcache.pb.v1.PrefixCache/Warm',
+                request_serializer=prefixcache_dot_pb_dot_v1_dot_cache__pb2.WarmRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_pb_dot_v1_dot_cache__pb2.WarmResponse.FromString,
+                _registered_method=True)
 
 
 class PrefixCacheServicer:
-    """Read-only questions about cached prefixes.
+    """What a caller may ask about cached prefixes and do for them.
     """
 
     def Lookup(self, request, context):
         """Says how much of a prompt is cached now. Changes nothing: neither recency
         nor statistics.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Warm(self, request, context):
+        """Computes the full blocks of a prompt that are not cached yet and keeps
+        them, generating nothing. Runs as one request: it waits in the queue,
+        Abort and cancelling the call end it. Errors: INVALID_ARGUMENT, also where
+        the worker caches nothing; RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED,
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -62,6 +78,11 @@ def add_PrefixCacheServicer_to_server(servicer, server):
                     request_deserializer=prefixcache_dot_pb_dot_v1_dot_cache__pb2.LookupRequest.FromString,
                     response_serializer=prefixcache_dot_pb_dot_v1_dot_cache__pb2.LookupResponse.SerializeToString,
             ),
+            'Warm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Warm,
+                    request_deserializer=prefixcache_dot_pb_dot_v1_dot_cache__pb2.WarmRequest.FromString,
+                    response_serializer=prefixcache_dot_pb_dot_v1_dot_cache__pb2.WarmResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'prefixcache.pb.v1.PrefixCache', rpc_method_handlers)
@@ -71,7 +92,7 @@ def add_PrefixCacheServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PrefixCache:
-    """Read-only questions about cached prefixes.
+    """What a caller may ask about cached prefixes and do for them.
     """
 
     @staticmethod
@@ -91,6 +112,33 @@ class PrefixCache:
             '/prefixcache.pb.v1.PrefixCache/Lookup',
             prefixcache_dot_pb_dot_v1_dot_cache__pb2.LookupRequest.SerializeToString,
             prefixcache_dot_pb_dot_v1_dot_cache__pb2.LookupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Warm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.pb.v1.PrefixCache/Warm',
+            prefixcache_dot_pb_dot_v1_dot_cache__pb2.WarmRequest.SerializeToString,
+            prefixcache_dot_pb_dot_v1_dot_cache__pb2.WarmResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,11 @@ class ModelWorkerStub:
                 request_serializer=prefixcache_dot_pb_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=prefixcache_dot_pb_dot_v1_dot_worker__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/prefixcache.pb.v1.ModelWorker/Abort',
+                request_serializer=prefixcache_dot_pb_dot_v1_dot_worker__pb2.AbortRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_pb_dot_v1_dot_worker__pb2.AbortResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/prefixcache.pb.v1.ModelWorker/Tokenize',
                 request_serializer=prefixcache_dot_pb_dot_v1_dot_worker__pb2.TokenizeRequest.SerializeToString,
@@ -64,9 +69,19 @@ class ModelWorkerServicer:
 
     def Generate(self, request, context):
         """Generates from a prompt and streams the result: one Started, any number of
-        Tokens, one Finished. Cancelling the call stops the request within one
-        engine iteration. Errors: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED,
+        Progress if asked for, any number of Tokens, one Finished. Cancelling the
+        call stops the request within one engine iteration. A request id that a
+        waiting or running request has is INVALID_ARGUMENT. Errors: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED,
         DEADLINE_EXCEEDED, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """Ends a Generate by its request id, from any connection: within one engine
+        iteration, its stream ends with CANCELLED. Errors: INVALID_ARGUMENT;
+        NOT_FOUND where no such request waits or runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,6 +108,11 @@ def add_ModelWorkerServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=prefixcache_dot_pb_dot_v1_dot_worker__pb2.GenerateRequest.FromString,
                     response_serializer=prefixcache_dot_pb_dot_v1_dot_worker__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=prefixcache_dot_pb_dot_v1_dot_worker__pb2.AbortRequest.FromString,
+                    response_serializer=prefixcache_dot_pb_dot_v1_dot_worker__pb2.AbortResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -136,6 +156,33 @@ class ModelWorker:
             '/prefixcache.pb.v1.ModelWorker/Generate',
             prefixcache_dot_pb_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
             prefixcache_dot_pb_dot_v1_dot_worker__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.pb.v1.ModelWorker/Abort',
+            prefixcache_dot_pb_dot_v1_dot_worker__pb2.AbortRequest.SerializeToString,
+            prefixcache_dot_pb_dot_v1_dot_worker__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,9 +22,15 @@ class ModelWorkerStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateResponse]
     """Generates from a prompt and streams the result: one Started, any number of
-    Tokens, one Finished. Cancelling the call stops the request within one
-    engine iteration. Errors: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED,
+    Progress if asked for, any number of Tokens, one Finished. Cancelling the
+    call stops the request within one engine iteration. A request id that a
+    waiting or running request has is INVALID_ARGUMENT. Errors: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED,
     DEADLINE_EXCEEDED, UNAVAILABLE.
+    """
+    Abort: _aio.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]
+    """Ends a Generate by its request id, from any connection: within one engine
+    iteration, its stream ends with CANCELLED. Errors: INVALID_ARGUMENT;
+    NOT_FOUND where no such request waits or runs.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_worker_pb2.TokenizeRequest, _worker_pb2.TokenizeResponse]
     """Renders and tokenizes a prompt exactly as Generate would."""
@@ -45,9 +51,21 @@ class ModelWorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_worker_pb2.GenerateRequest, _abc.AsyncIterator[_worker_pb2.GenerateResponse]],
     ) -> _abc.AsyncIterator[_worker_pb2.GenerateResponse]:
         """Generates from a prompt and streams the result: one Started, any number of
-        Tokens, one Finished. Cancelling the call stops the request within one
-        engine iteration. Errors: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED,
+        Progress if asked for, any number of Tokens, one Finished. Cancelling the
+        call stops the request within one engine iteration. A request id that a
+        waiting or running request has is INVALID_ARGUMENT. Errors: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED,
         DEADLINE_EXCEEDED, UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def Abort(
+        self,
+        request: _worker_pb2.AbortRequest,
+        context: _aio.ServicerContext[_worker_pb2.AbortRequest, _abc.Awaitable[_worker_pb2.AbortResponse]],
+    ) -> _abc.Awaitable[_worker_pb2.AbortResponse]:
+        """Ends a Generate by its request id, from any connection: within one engine
+        iteration, its stream ends with CANCELLED. Errors: INVALID_ARGUMENT;
+        NOT_FOUND where no such request waits or runs.
         """
 
     @_abc_1.abstractmethod
