@@ -1,0 +1,109 @@
+"""L1's lower tiers joined: find a run of blocks, read it, write blocks down.
+
+Asked only for what follows the match in L1. A hole ends the run of a tier and the next tier goes
+on from there. ``TieredStore`` knows no index: the engine reads into cells it has reserved
+and publishes what came. Owner: one event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from prefixcache.storage.chain import BlockChain
+from prefixcache.storage.estimates import FetchDecision
+from prefixcache.storage.lower_tier import LowerTier, LowerTierStats
+from prefixcache.storage.tier import WritableBuffer
+
+
+class WritePolicy(Enum):
+    """When a block goes down: at once when it is published, or when it is first used again."""
+
+    WRITE_THROUGH = "write_through"
+    SELECTIVE = "selective"
+
+
+@dataclass(frozen=True, slots=True)
+class TierRun:
+    """Blocks ``[start, end)`` of a chain, present in one tier."""
+
+    tier: LowerTier
+    start: int
+    end: int
+
+
+class TieredStore:
+    """The tiers below L1, nearest first; with none it finds nothing and takes nothing."""
+
+    def __init__(self, tiers: Sequence[LowerTier] = (), *, policy: WritePolicy = WritePolicy.WRITE_THROUGH) -> None:
+        self._tiers = list(tiers)
+        self._policy = policy
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether there is anything below L1."""
+        return bool(self._tiers)
+
+    async def find(
+        self, chain: BlockChain, start: int, end: int, *, compute_s_per_block: float | None = None
+    ) -> list[TierRun]:
+        """Runs of blocks from ``start`` on that are present, one after another without a hole; renews nothing."""
+        runs = []
+        for tier in self._tiers:
+            if start == end:
+                break
+            found = await tier.lookup(chain, start, end, compute_s_per_block=compute_s_per_block)
+            if found:
+                runs.append(TierRun(tier, start, start + found))
+                start += found
+        return runs
+
+    def decide(self, run: TierRun, *, block_bytes: int, compute_s_per_block: float | None) -> FetchDecision:
+        """Whether reading ``run`` pays against computing it, by the tier's latest reads."""
+        num_blocks = run.end - run.start
+        return run.tier.decide(num_blocks, block_bytes=block_bytes, compute_s_per_block=compute_s_per_block)
+
+    async def read(self, run: TierRun, chain: BlockChain, bodies: Sequence[WritableBuffer]) -> int:
+        """Read the first ``len(bodies)`` blocks of ``run``; how many leading ones are verified.
+
+        They are offered to the tiers nearer than the run's.
+        """
+        num_good = await run.tier.read(chain, run.start, bodies)
+        for tier in self._tiers[: self._tiers.index(run.tier)]:
+            for place in range(num_good):
+                tier.offer(chain, run.start + place, bodies[place])
+        return num_good
+
+    def note_published(self, chain: BlockChain, block: int, body: WritableBuffer) -> None:
+        """A block was computed and published in L1."""
+        if self._policy is WritePolicy.WRITE_THROUGH:
+            self._offer(chain, block, body)
+
+    def note_used(self, chain: BlockChain, num_blocks: int, body_of: Callable[[int], WritableBuffer]) -> None:
+        """The first ``num_blocks`` of ``chain`` were taken from L1: renew them, and write what was not yet."""
+        for tier in self._tiers:
+            tier.renew(chain, num_blocks)
+        if self._policy is WritePolicy.SELECTIVE:
+            for block in range(num_blocks):
+                self._offer(chain, block, body_of(block))
+
+    async def clear(self, root: bytes) -> list[str]:
+        """Make all under ``root`` unreachable in every tier; the names of those that did not answer."""
+        cleared = await asyncio.gather(*(tier.clear(root) for tier in self._tiers))
+        return [tier.name for tier, is_cleared in zip(self._tiers, cleared, strict=True) if not is_cleared]
+
+    async def stats(self) -> list[LowerTierStats]:
+        """One entry for each tier, nearest first."""
+        return list(await asyncio.gather(*(tier.stats() for tier in self._tiers)))
+
+    async def drain(self) -> None:
+        """Wait until every write is done."""
+        await asyncio.gather(*(tier.drain() for tier in self._tiers))
+
+    async def close(self) -> None:
+        """Close every tier."""
+        await asyncio.gather(*(tier.close() for tier in self._tiers))
+
+    def _offer(self, chain: BlockChain, block: int, body: WritableBuffer) -> None:
+        for tier in self._tiers:
+            tier.offer(chain, block, body)
