@@ -29,7 +29,9 @@ from model_worker.models.row_probe import probe_rows
 from prefixcache.cache import BlockCache, NullCache, PrefixCache
 from prefixcache.core.namespace import Namespace, canonical_config
 from prefixcache.errors import ConfigError
+from prefixcache.storage.chain import BlockFormat
 from prefixcache.storage.memory import Arena
+from prefixcache.storage.tiered import TieredStore
 
 logger = logging.getLogger(__name__)
 
@@ -53,21 +55,30 @@ class Worker:
     qualification: Qualification
 
 
-def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Tensor], None] | None = None) -> Worker:
+def build(
+    settings: WorkerSettings,
+    *,
+    observe_logits: Callable[[Slot, torch.Tensor], None] | None = None,
+    store: TieredStore | None = None,
+) -> Worker:
     """Load and qualify the model and put the engine together; raises ConfigError or NotFound with what to change.
 
     ``observe_logits``, for checks, sees on the model thread the logits ``[vocab_size]`` that each token is drawn from.
+    ``store`` are the tiers below L1, opened by the caller; the engine closes them.
     """
     thread = ModelThread()
     try:
-        return thread.call(_build, settings, thread, observe_logits)
+        return thread.call(_build, settings, thread, observe_logits, store or TieredStore())
     except BaseException:
         thread.close()
         raise
 
 
 def _build(
-    settings: WorkerSettings, thread: ModelThread, observe_logits: Callable[[Slot, torch.Tensor], None] | None
+    settings: WorkerSettings,
+    thread: ModelThread,
+    observe_logits: Callable[[Slot, torch.Tensor], None] | None,
+    store: TieredStore,
 ) -> Worker:
     device = pick_device(settings.device)
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
@@ -85,7 +96,18 @@ def _build(
     cells, cache = _cache(settings, model)
     runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=allowed_rows, observe_logits=observe_logits)
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
-    parts = EngineParts(description, model.tokenizer, cache, slots, runner, thread, namespace.digest())
+    block_format = BlockFormat(namespace.digest(), model.layout.block_size, (model.layout.payload_tensor(),))
+    parts = EngineParts(
+        description,
+        model.tokenizer,
+        cache,
+        slots,
+        runner,
+        thread,
+        namespace.digest(),
+        store if cells is not None else TieredStore(),
+        block_format,
+    )
     _settle_garbage()
     return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner, qualification)
 

@@ -4,7 +4,7 @@ The engine fills it; the response's usage and timings, the statistics and the
 log line are all read from it, so they cannot disagree.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(slots=True)
@@ -14,6 +14,9 @@ class RequestRecord:
     Times are seconds of a monotonic clock's differences; token counts are whole
     prompts and outputs. ``outcome`` is ``finished``, ``cancelled`` (by the caller or
     its deadline) or ``failed``; ``finish_reason`` is set for ``finished`` alone.
+    ``fetch_outcome`` is empty where no tier was asked, else ``absent``, ``declined`` (computing was
+    estimated to be faster), ``fetched`` or ``failed``; of the cached tokens, ``fetched_tokens_by_tier``
+    came from below L1.
     """
 
     request_id: str
@@ -34,7 +37,13 @@ class RequestRecord:
     tpot_s: float = 0.0
     total_s: float = 0.0
     saved_s: float = 0.0
+    fetch_s: float = 0.0
+    fetch_outcome: str = ""
+    fetch_estimate_s: float | None = None
+    compute_estimate_s: float | None = None
+    fetched_tokens_by_tier: dict[str, int] = field(default_factory=dict)
 
-    def log_fields(self) -> dict[str, str | int | float]:
-        """The record as a flat dictionary for one log line; times rounded to microseconds."""
-        return {k: round(v, 6) if isinstance(v, float) else v for k, v in asdict(self).items()}
+    def log_fields(self) -> dict[str, object]:
+        """The record as a dictionary for one log line: times rounded to microseconds, nothing that is not known."""
+        fields = {k: round(v, 6) if isinstance(v, float) else v for k, v in asdict(self).items()}
+        return {k: v for k, v in fields.items() if v is not None and v != {}}

@@ -78,6 +78,15 @@ class BlockCache(Protocol):
     def unreserve(self, cells: Sequence[int]) -> None:
         """Give reserved cells back unpublished."""
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a cell."""
+        ...
+
+    def view(self, cell: int) -> memoryview:
+        """Memory of a cell that the caller has reserved, to be written, or leased, to be read."""
+        ...
+
     def publish(self, lease: Lease, tokens: bytes, cells: Sequence[int]) -> int:
         """Offer filled cells as the blocks after the lease's; extend the lease over them; return how many were new.
 
@@ -152,6 +161,15 @@ class PrefixCache:
         """Give reserved cells back; see ``BlockCache``."""
         self._end_reservation(cells)
         self._arena.free(cells)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a cell; see ``BlockCache``."""
+        return self._arena.cell_bytes
+
+    def view(self, cell: int) -> memoryview:
+        """Memory of a cell; see ``BlockCache``."""
+        return self._arena.view(cell)
 
     def publish(self, lease: Lease, tokens: bytes, cells: Sequence[int]) -> int:
         """Offer filled cells as the blocks after the lease's; see ``BlockCache``."""
@@ -252,6 +270,15 @@ class NullCache:
     def unreserve(self, cells: Sequence[int]) -> None:
         """Take back the cells of ``reserve``: none."""
         assert not cells, "a NullCache has given no cells"
+
+    @property
+    def block_bytes(self) -> int:
+        """Return 0."""
+        return 0
+
+    def view(self, cell: int) -> memoryview:
+        """Return nothing for no cell."""
+        raise AssertionError(f"a NullCache has no cell {cell}")
 
     def publish(self, lease: Lease, tokens: bytes, cells: Sequence[int]) -> int:
         """Return 0; there are no cells to offer."""

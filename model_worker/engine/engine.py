@@ -41,6 +41,7 @@ class Engine:
         self.description = parts.description
         self.tokenizer = parts.tokenizer
         self._cache = parts.cache
+        self._store = parts.store
         self._clock = clock
         self._limits = limits
         self._thread = parts.thread
@@ -68,6 +69,7 @@ class Engine:
         self._loop.end_all(
             EngineStopped("the worker is stopping; send the request to another worker or try again later")
         )
+        await self._store.close()
         self._thread.close()
         self._io_pool.shutdown(wait=True, cancel_futures=True)
 

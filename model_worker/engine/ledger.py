@@ -46,6 +46,11 @@ class Ledger:
         """Remember how late the loop was."""
         self._loop_lag.append(seconds)
 
+    @property
+    def prefill_s_per_token(self) -> float | None:
+        """Moving average of what computing one prompt token costs; None before the first."""
+        return self._prefill_s_per_token
+
     def saved_s(self, cached_tokens: int, load_s: float) -> float:
         """Estimate of the prefill time that ``cached_tokens`` saved, less what copying them took."""
         return max(0.0, cached_tokens * (self._prefill_s_per_token or 0.0) - load_s)

@@ -39,6 +39,13 @@ class Scheduler:
         """Whether any sequence waits or runs."""
         return bool(self._waiting or self._running)
 
+    @property
+    def can_work(self) -> bool:
+        """Whether an iteration would do anything: not where all that run wait for their blocks."""
+        if self._waiting and len(self._running) < self._max_num_seqs:
+            return True
+        return any(sequence.phase is not Phase.FETCH or sequence.fetch is None for sequence in self._running)
+
     def enqueue(self, sequence: Sequence) -> None:
         """Add a sequence at the end of the queue; the caller has looked at ``is_full``."""
         self._waiting.append(sequence)
@@ -63,6 +70,10 @@ class Scheduler:
         sequence = self._waiting.popleft()
         self._running.append(sequence)
         return sequence
+
+    def next_fetched(self) -> Sequence | None:
+        """A sequence whose blocks have come from the tiers, or will not come."""
+        return next((one for one in self._running if one.phase is Phase.FETCH and one.fetch is None), None)
 
     def next_prefill(self) -> Sequence | None:
         """The sequence whose prompt is worked on: the earliest admitted one that is not through."""

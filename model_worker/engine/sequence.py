@@ -19,6 +19,7 @@ class Phase(Enum):
     """Where a sequence is on its path."""
 
     WAITING = "waiting"
+    FETCH = "fetch"
     PREFILL = "prefill"
     DECODE = "decode"
     ENDED = "ended"
@@ -80,6 +81,7 @@ class Sequence:
 
     __slots__ = (
         "arrived_at",
+        "fetch",
         "first_token_at",
         "is_abandoned",
         "mailbox",
@@ -103,6 +105,7 @@ class Sequence:
         self.record = RequestRecord(request.request_id, prompt_tokens=len(request.prompt_token_ids))
         self.mailbox = Mailbox()
         self.is_abandoned = False
+        self.fetch: asyncio.Task[None] | None = None
         self.output_ids: list[int] = []
         self.prefill_started_at = 0.0
         self.first_token_at = 0.0
