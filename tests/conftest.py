@@ -52,7 +52,7 @@ def build_tiny(
     monkeypatch.setattr(worker, "_settle_garbage", lambda: None)
     num_threads = torch.get_num_threads()
 
-    def build(*, observe_logits: Any = None, **changes: Any) -> "Worker":
+    def build(*, observe_logits: Any = None, store: Any = None, **changes: Any) -> "Worker":
         settings: dict[str, Any] = {
             "model": str(tiny_folder),
             "device": "cpu",
@@ -62,7 +62,7 @@ def build_tiny(
             "l1_bytes": 1 << 20,
             "num_threads": 1,
         }
-        return worker.build(WorkerSettings(**settings | changes), observe_logits=observe_logits)
+        return worker.build(WorkerSettings(**settings | changes), observe_logits=observe_logits, store=store)
 
     yield build
     torch.set_num_threads(num_threads)

@@ -1,5 +1,6 @@
 """A tier around another that can be told to fail, to be slow, and what to give back instead."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from prefixcache.errors import TierUnavailable
@@ -7,15 +8,18 @@ from prefixcache.storage.tier import ReadResult, Tier, TierEntry, TierStats, Wri
 
 
 class FlakyTier:
-    """Fails while ``is_down``; each call moves the clock by ``delay_s``; ``spoil`` may change what was read."""
+    """Fails while ``is_down`` or at one call; each call moves the clock by ``delay_s``; reads wait at ``gate``."""
 
     def __init__(self, tier: Tier, *, sleep: Callable[[float], None] = lambda _seconds: None) -> None:
         self.name = tier.name
         self.inner = tier
         self.is_down = False
+        self.fails_at = ""
         self.delay_s = 0.0
         self.spoil: Callable[[Sequence[Sequence[WritableBuffer]]], None] = lambda _into: None
+        self.gate: asyncio.Event | None = None
         self.calls: list[str] = []
+        self.num_read_blocks = 0
         self._sleep = sleep
 
     async def lookup(self, root: bytes, hashes: Sequence[bytes]) -> int:
@@ -26,7 +30,10 @@ class FlakyTier:
         self, root: bytes, hashes: Sequence[bytes], into: Sequence[Sequence[WritableBuffer]]
     ) -> list[ReadResult]:
         self._begin("read")
+        if self.gate is not None:
+            await self.gate.wait()
         results = await self.inner.read(root, hashes, into)
+        self.num_read_blocks += len(hashes)
         self.spoil(into)
         return results
 
@@ -56,5 +63,5 @@ class FlakyTier:
     def _begin(self, call: str) -> None:
         self.calls.append(call)
         self._sleep(self.delay_s)
-        if self.is_down:
+        if self.is_down or self.fails_at == call:
             raise TierUnavailable("the flaky tier is down")
