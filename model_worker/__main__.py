@@ -12,7 +12,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +21,7 @@ from model_worker.config import DEFAULT_LISTEN, WorkerSettings
 from model_worker.logs import set_up_logging
 from prefixcache.config import parse_size
 from prefixcache.errors import ConfigError, InternalError, NotFound, PrefixCacheError
+from prefixcache.settings_sources import as_flags, read_settings
 
 if TYPE_CHECKING:
     from model_worker.worker import Worker
@@ -84,7 +86,17 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--stop-at-eof", action="store_true", help="stop when standard input is closed")
     flags.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     flags.add_argument("--log-format", choices=("text", "json"), default="text")
+    flags.add_argument("--config", type=Path, metavar="FILE", help="TOML with these settings under [worker]")
     return flags
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
+    """The settings of file, variables and flags together; ConfigError for what is none."""
+    flags = parser()
+    given = flags.parse_args(argv)
+    names = set(vars(given)) - {"config"}
+    settings = as_flags(read_settings(names, environment, file=given.config))
+    return flags.parse_args([*settings, *argv])
 
 
 def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
@@ -172,7 +184,12 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a worker; the exit code."""
-    arguments = parser().parse_args(argv)
+    try:
+        arguments = parse(sys.argv[1:] if argv is None else argv, os.environ)
+    except ConfigError as error:
+        set_up_logging(level="info", log_format="text")
+        logger.error("%s", error)
+        return 2
     set_up_logging(level=arguments.log_level, log_format=arguments.log_format)
     try:
         settings = settings_from(arguments)

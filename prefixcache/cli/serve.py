@@ -11,15 +11,17 @@ from prefixcache.errors import EngineStopped
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["bfloat16", "float32"]
-ModelOption = Annotated[str, typer.Option("--model", help="A name of the catalogue, a folder or a GGUF file.")]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where the model runs.")]
+MODEL_HELP = "A name of the catalogue, a folder or a GGUF file."
+DEVICE_HELP = "Where the model runs."
+ModelOption = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
+DeviceOption = Annotated[Device, typer.Option("--device", help=DEVICE_HELP)]
 
 
 def serve(
-    model: ModelOption = "smollm2-135m",
-    device: DeviceOption = "auto",
+    model: Annotated[str | None, typer.Option("--model", help=MODEL_HELP)] = None,
+    device: Annotated[Device | None, typer.Option("--device", help=DEVICE_HELP)] = None,
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Type to compute in.")] = None,
-    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Port 0: a free one.")] = DEFAULT_ADDRESS,
+    listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Port 0: a free one.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and answer.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once.")] = None,
     max_waiting: Annotated[int | None, typer.Option(min=0, help="Requests that may wait.")] = None,
@@ -34,13 +36,17 @@ def serve(
         float | None, typer.Option(min=0, metavar="SECONDS", help="For running requests when stopping.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow listening beyond this machine.")] = False,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="TOML with these settings under [worker]; flags win over it.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="Such as info or warning.")] = None,
     log_format: Annotated[Literal["text", "json"] | None, typer.Option(help="Lines of the log.")] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Run a worker until Ctrl-C or SIGTERM; its log goes to stderr.
 
-    What is not given is the worker's default. The exit code is the worker's.
+    What is not given comes from PREFIXCACHE_* variables (PREFIXCACHE_L1_BYTES=2GB), then from the file
+    of --config, then it is the worker's default. The exit code is the worker's.
     """
     arguments = worker_arguments(
         model=model,
@@ -57,11 +63,12 @@ def serve(
         threads=threads,
         grace=grace,
         insecure=insecure,
+        config=config,
         log_level=log_level,
         log_format=log_format,
     )
     require_worker_packages()
-    typer.echo(f"starting a worker with {model} …", err=True)
+    typer.echo(f"starting a worker with {model} …" if model else "starting a worker …", err=True)
     raise typer.Exit(_run(arguments, output=output))
 
 

@@ -106,7 +106,7 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
 def test_what_is_not_given_is_left_to_the_worker(spawn: Spawn, record: Path) -> None:
     start(spawn)
     names = {flag for flag in json.loads(record.read_text())["flags"] if flag.startswith("--")}
-    assert names == {"--model", "--listen", "--device", "--stop-at-eof"}
+    assert names == {"--model", "--listen", "--stop-at-eof"}
 
 
 @pytest.mark.parametrize(
