@@ -96,6 +96,9 @@ class BlockCache(Protocol):
         counted as dropped. Either way the cells are no longer the caller's.
         """
 
+    def extend(self, lease: Lease, root: bytes, tokens: bytes, *, max_blocks: int) -> None:
+        """Let a lease cover what others have published since it was acquired, at most ``max_blocks`` blocks."""
+
     def release(self, lease: Lease) -> None:
         """End a lease, exactly once."""
 
@@ -185,6 +188,17 @@ class PrefixCache:
         lease.cells += [*present, *inserted]
         self._num_published += len(inserted)
         return len(inserted)
+
+    def extend(self, lease: Lease, root: bytes, tokens: bytes, *, max_blocks: int) -> None:
+        """Let a lease cover what was published since; see ``BlockCache``."""
+        assert lease.hold is not None, "this lease was released"
+        found = self._index.match(root, tokens, max_blocks=max_blocks)
+        if found.num_blocks <= lease.num_blocks:
+            return
+        before, lease.hold = lease.hold, self._index.hold(found)
+        self._index.touch(lease.hold)
+        lease.cells = self._index.cells(lease.hold)
+        self._arena.free(self._index.release(before))
 
     def release(self, lease: Lease) -> None:
         """End a lease, exactly once; see ``BlockCache``."""
@@ -284,6 +298,9 @@ class NullCache:
         """Return 0; there are no cells to offer."""
         assert not cells, "a NullCache has given no cells"
         return 0
+
+    def extend(self, lease: Lease, root: bytes, tokens: bytes, *, max_blocks: int) -> None:
+        """Find nothing more."""
 
     def release(self, lease: Lease) -> None:
         """End a lease over nothing."""

@@ -68,10 +68,15 @@ class Canonical:
         """
         run.slot = slot
         run.lease = self._cache_of(run).acquire(run.root, run.tokens, max_blocks=len(run) // self._block_size)
-        return self.note_cached(run)
+        return self._note_cached(run)
 
-    def note_cached(self, run: CanonicalRun) -> int:
-        """The number of tokens that ``load`` will copy under the lease as it is now."""
+    def match_again(self, run: CanonicalRun) -> int:
+        """Take in what others have published since ``match``; the number of tokens that ``load`` will copy."""
+        assert run.lease is not None
+        self._cache_of(run).extend(run.lease, run.root, run.tokens, max_blocks=len(run) // self._block_size)
+        return self._note_cached(run)
+
+    def _note_cached(self, run: CanonicalRun) -> int:
         assert run.lease is not None
         reusable = num_reusable_blocks(len(run), self._block_size)
         run.num_cached = min(run.lease.num_blocks, reusable) * self._block_size

@@ -152,16 +152,14 @@ class EngineLoop:
 
     async def _iterate(self) -> None:
         self._num_iterations += 1
-        admitted = self.scheduler.next_admission()
-        if admitted is not None:
+        while (admitted := self.scheduler.next_admission()) is not None:
             await self._guarded([admitted], self._admit(admitted))
         self._reap()
-        fetched = self.scheduler.next_fetched()
-        if fetched is not None:
-            await self._guarded([fetched], self._begin(fetched))
-        self._reap()
         prefilling = self.scheduler.next_prefill()
-        if prefilling is not None:
+        if prefilling is not None and prefilling.phase is Phase.READY:
+            await self._guarded([prefilling], self._begin(prefilling))
+            self._reap()
+        if prefilling is not None and prefilling.phase is Phase.PREFILL:
             await self._guarded([prefilling], self._prefill(prefilling))
         self._reap()
         decoding = self.scheduler.decoding()
@@ -190,10 +188,10 @@ class EngineLoop:
             sequence.fetch = asyncio.create_task(self._fetch(sequence), name=f"fetch for {record.request_id}")
             sequence.fetch.add_done_callback(lambda _task: self._note_fetched(sequence))
         else:
-            await self._begin(sequence)
+            sequence.phase = Phase.READY
 
     async def _fetch(self, sequence: Sequence) -> None:
-        """Let the tiers extend the sequence's lease; its next operation is ``_begin``, whatever came of this."""
+        """Let the tiers extend the sequence's lease; its prompt is computed next, whatever came of this."""
         cost = self.ledger.prefill_s_per_token
         try:
             await self._promoter.promote(sequence.run, sequence.record, compute_s_per_token=cost)
@@ -202,14 +200,15 @@ class EngineLoop:
 
     def _note_fetched(self, sequence: Sequence) -> None:
         sequence.fetch = None
+        sequence.phase = Phase.READY
         self._wake.set()
 
     async def _begin(self, sequence: Sequence) -> None:
-        """Copy what is cached into the slot; prefill goes on from there."""
+        """Copy what is cached by now into the slot; prefill goes on from there."""
         record = sequence.record
         started_at = self._clock()
         sequence.phase = Phase.PREFILL
-        record.cached_prompt_tokens = self._canonical.note_cached(sequence.run)
+        record.cached_prompt_tokens = self._canonical.match_again(sequence.run)
         if sequence.request.only_warms and self._canonical.is_whole(sequence.run):
             record.cached_prompt_tokens = len(sequence.run)
             self._finish_warming(sequence)

@@ -72,7 +72,7 @@ class Promoter:
                 return []
             if leader := self._fetching.get(chain.hashes[start]):
                 await asyncio.wait([leader])
-                self._match_again(run)
+                self._extend(run)
                 continue
             runs = await self._store.find(chain, start, end, compute_s_per_block=compute_s)
             if not runs or chain.hashes[start] not in self._fetching:
@@ -127,10 +127,9 @@ class Promoter:
                 del self._fetching[block_hash]
             ended.set_result(None)
 
-    def _match_again(self, run: CanonicalRun) -> None:
+    def _extend(self, run: CanonicalRun) -> None:
         assert run.lease is not None
-        self._cache.release(run.lease)
-        run.lease = self._cache.acquire(run.root, run.tokens, max_blocks=len(run) // self._format.block_size)
+        self._cache.extend(run.lease, run.root, run.tokens, max_blocks=self._end_of(run))
 
     def _num_blocks(self, run: CanonicalRun) -> int:
         assert run.lease is not None

@@ -44,7 +44,7 @@ class Scheduler:
         """Whether an iteration would do anything: not where all that run wait for their blocks."""
         if self._waiting and len(self._running) < self._max_num_seqs:
             return True
-        return any(sequence.phase is not Phase.FETCH or sequence.fetch is None for sequence in self._running)
+        return any(sequence.phase is not Phase.FETCH for sequence in self._running)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Add a sequence at the end of the queue; the caller has looked at ``is_full``."""
@@ -71,13 +71,16 @@ class Scheduler:
         self._running.append(sequence)
         return sequence
 
-    def next_fetched(self) -> Sequence | None:
-        """A sequence whose blocks have come from the tiers, or will not come."""
-        return next((one for one in self._running if one.phase is Phase.FETCH and one.fetch is None), None)
-
     def next_prefill(self) -> Sequence | None:
-        """The sequence whose prompt is worked on: the earliest admitted one that is not through."""
-        return next((sequence for sequence in self._running if sequence.phase is Phase.PREFILL), None)
+        """The sequence whose prompt is worked on: the one that is in the middle of it, else the earliest admitted.
+
+        One at a time, so that whoever shares its prefix finds it published when his turn comes.
+        """
+        for phase in (Phase.PREFILL, Phase.READY):
+            for sequence in self._running:
+                if sequence.phase is phase:
+                    return sequence
+        return None
 
     def decoding(self) -> list[Sequence]:
         """Sequences that get a token in this iteration."""

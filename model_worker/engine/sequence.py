@@ -20,6 +20,7 @@ class Phase(Enum):
 
     WAITING = "waiting"
     FETCH = "fetch"
+    READY = "ready"
     PREFILL = "prefill"
     DECODE = "decode"
     ENDED = "ended"
