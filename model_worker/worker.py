@@ -1,6 +1,6 @@
 """Composition root: builds a worker in order, checks its memory plan, runs it and stops it.
 
-Start: device, model, memory plan, row probe, canary, qualification, cache, engine, server. Stop is
+Start: device, model, memory plan, canary, qualification, cache, engine, server. Stop is
 the reverse: no new calls, running ones within the grace, engine, threads.
 """
 
@@ -19,13 +19,16 @@ from model_worker.engine.engine import Engine
 from model_worker.engine.loop import EngineParts
 from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.runner import ModelRunner
+from model_worker.facts import worker_facts
 from model_worker.kv.slots import CellArray, Slot, SlotPool
-from model_worker.memory_plan import MemoryPlan, available_bytes
+from model_worker.memory_plan import MemoryPlan, available_bytes, free_bytes
 from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
 from model_worker.models.loading import LoadedModel, LoadOptions, load, numerics_profile, pick_device
+from model_worker.models.machine import machine_facts
+from model_worker.models.measuring import Meter
 from model_worker.models.qualification import Circumstances, Qualification, qualified_folder, qualify
-from model_worker.models.row_probe import probe_rows
+from model_worker.startup import Startup
 from prefixcache.cache import BlockCache, NullCache, PrefixCache
 from prefixcache.core.namespace import Namespace, canonical_config
 from prefixcache.errors import ConfigError
@@ -69,25 +72,55 @@ def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Ten
 def _build(
     settings: WorkerSettings, thread: ModelThread, observe_logits: Callable[[Slot, torch.Tensor], None] | None
 ) -> Worker:
+    startup = Startup()
+    model = _load(settings)
+    startup.note("load")
+    limits = _limits(settings, model)
+    slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=model.device)
+    plan = _plan(settings, model, slots)
+    namespace = _namespace(model, canary=canary_digest(model))
+    startup.note("canary")
+    machine = machine_facts(model.device)
+    qualification = _qualify(model, Circumstances(namespace.digest(), machine, limits.max_num_seqs))
+    startup.note("qualification")
+    cells, cache = _cache(settings, model)
+    _settle_garbage()
+    startup.note("cache")
+    logger.info("built in: %s", startup.text())
+    rows = qualification.row_counts
+    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=rows, observe_logits=observe_logits)
+    description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
+    facts = worker_facts(namespace, plan, qualification=qualification, machine=machine, startup_s=startup.seconds)
+    parts = EngineParts(
+        description,
+        model.tokenizer,
+        cache,
+        slots,
+        runner,
+        thread,
+        namespace.digest(),
+        facts,
+        lambda: Meter(model, allowed_rows=rows, free_bytes=free_bytes()),
+    )
+    return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner, qualification)
+
+
+def _load(settings: WorkerSettings) -> LoadedModel:
     device = pick_device(settings.device)
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
     sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
-    model = load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size, settings.max_model_len))
-    limits = _limits(settings, model)
-    slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=device)
-    plan = _plan(settings, model, slots)
-    allowed_rows = probe_rows(model.causal.model, max_rows=limits.max_num_seqs)
-    namespace = _namespace(model, canary=canary_digest(model))
-    circumstances = Circumstances(namespace.digest(), allowed_rows, limits.max_num_seqs)
-    qualification = qualify(model, circumstances, folder=qualified_folder())
-    logger.info("qualification: %s", ", ".join(f"{name}: {found}" for name, found in qualification.checks.items()))
-    cells, cache = _cache(settings, model)
-    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=allowed_rows, observe_logits=observe_logits)
-    description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
-    parts = EngineParts(description, model.tokenizer, cache, slots, runner, thread, namespace.digest())
-    _settle_garbage()
-    return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner, qualification)
+    return load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size, settings.max_model_len))
+
+
+def _qualify(model: LoadedModel, circumstances: Circumstances) -> Qualification:
+    found = qualify(model, circumstances, folder=qualified_folder())
+    logger.info(
+        "qualification%s: %s",
+        " (remembered)" if found.is_remembered else "",
+        ", ".join(f"{name}: {text}" for name, text in found.checks.items()),
+    )
+    return found
 
 
 def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:

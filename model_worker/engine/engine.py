@@ -15,6 +15,7 @@ from typing import TypeVar, TypeVarTuple
 import psutil
 
 from model_worker.engine.admission import EngineLimits
+from model_worker.engine.diagnosis import Diagnosis, MeasuringRoom
 from model_worker.engine.listing import list_page
 from model_worker.engine.loop import EngineLoop, EngineParts
 from model_worker.engine.request import Event, Finished, GenerateRequest
@@ -41,6 +42,8 @@ class Engine:
         self.description = parts.description
         self.tokenizer = parts.tokenizer
         self._cache = parts.cache
+        self._facts = parts.facts
+        self._measuring = MeasuringRoom(parts.thread, parts.new_meter)
         self._clock = clock
         self._limits = limits
         self._thread = parts.thread
@@ -59,6 +62,7 @@ class Engine:
         """Take no more requests, let running ones end within ``grace_s``, fail the rest, end the threads."""
         self._is_closing = True
         self._loop.close()
+        await self._measuring.close()
         if self._tasks:
             loop_task, lag_task = self._tasks
             await asyncio.wait([loop_task], timeout=grace_s)
@@ -174,6 +178,19 @@ class Engine:
             engine=self._loop.gauges(),
             latency=self._loop.ledger.latency(),
         )
+
+    async def diagnose(self, *, measure: bool) -> Diagnosis:
+        """What is known of model and machine; with ``measure`` also how fast they are, about two seconds' work.
+
+        Raises CapacityExceeded while another measurement runs or where memory is short.
+        """
+        asked = Diagnosis(
+            facts=self._facts,
+            resident_bytes=psutil.Process().memory_info().rss,
+            num_running=len(self._loop.scheduler.running),
+            load_average=psutil.getloadavg()[0],
+        )
+        return replace(asked, measurement=await self._measuring.measure()) if measure else asked
 
     async def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Run a blocking function, such as tokenizing, in the I/O pool."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from model_worker.engine.admission import Admission, EngineLimits
 from model_worker.engine.canonical import Canonical, CanonicalRun
+from model_worker.engine.diagnosis import WorkerFacts
 from model_worker.engine.ledger import Ledger
 from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.request import Finished, Progress, Started, TokensGenerated
@@ -23,6 +24,7 @@ from model_worker.engine.statistics import EngineStats
 from model_worker.engine.writeback import Recomputer
 from model_worker.kv.slots import SlotPool
 from model_worker.models.catalog import ModelDescription
+from model_worker.models.measuring import Meter
 from model_worker.models.tokenizer import PromptTokenizer
 from prefixcache.cache import BlockCache
 from prefixcache.core.blocks import token_bytes
@@ -44,6 +46,8 @@ class EngineParts:
     runner: ModelRunner
     thread: ModelThread
     namespace_digest: bytes
+    facts: WorkerFacts
+    new_meter: Callable[[], Meter]
 
 
 class EngineLoop:

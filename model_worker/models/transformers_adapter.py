@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 KNOWN_LAYERS = ("full_attention", "sliding_attention")
 EXPERTS_BY_GROUP = "eager"
 EXPERTS_BY_ROW = "batched_mm"
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "moe_topk", "moe_k")
 
 
 def library_version() -> str:
@@ -129,6 +130,18 @@ class CausalModel:
     def experts(self) -> str:
         """How experts are computed, in a prefill and in a decode; empty for a model without them."""
         return f"{EXPERTS_BY_GROUP} {EXPERTS_BY_ROW}" if self._has_experts else ""
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of a layer."""
+        return int(self.model.config.num_attention_heads)
+
+    @property
+    def experts_per_token(self) -> int:
+        """Experts that a token is sent to in a layer; 0 for a model without them."""
+        config = self.model.config
+        named = [getattr(config, name, None) for name in EXPERTS_PER_TOKEN] if self._has_experts else []
+        return next((int(count) for count in named if count), 0)
 
     def kv_shapes(self) -> dict[int, attention.LayerShape]:
         """The shape of each layer's KV, as attention receives it in a forward of one token."""

@@ -39,3 +39,22 @@ class AdminServicer(admin_pb2_grpc.CacheAdminServicer):
     async def Clear(self, request: admin_pb2.ClearRequest, context: object) -> admin_pb2.ClearResponse:  # noqa: N802
         """Drop every cached prefix."""
         return fill(admin_pb2.ClearResponse, self._backend.clear())
+
+    async def Diagnose(self, request: admin_pb2.DiagnoseRequest, context: object) -> admin_pb2.DiagnoseResponse:  # noqa: N802
+        """Tell what the worker knows of itself and, where asked, measure."""
+        diagnosis = await self._backend.diagnose(measure=request.measure)
+        description, measured = self._backend.description, diagnosis.measurement
+        return fill(
+            admin_pb2.DiagnoseResponse,
+            diagnosis.facts,
+            model=description.model,
+            namespace_digest=description.namespace_digest,
+            namespace_fields=description.namespace_fields,
+            checks=[
+                admin_pb2.QualificationCheck(name=name, found=text) for name, text in diagnosis.facts.checks.items()
+            ],
+            resident_bytes=diagnosis.resident_bytes,
+            num_running=diagnosis.num_running,
+            load_average=diagnosis.load_average,
+            measurement=None if measured is None else fill(admin_pb2.Measurement, measured),
+        )

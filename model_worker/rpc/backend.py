@@ -4,9 +4,10 @@ The servicers are written against these protocols; the engine fits them, and so
 does the fake engine of the tests.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar, TypeVarTuple
 
+from model_worker.engine.diagnosis import Diagnosis
 from model_worker.engine.request import Event, GenerateRequest
 from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, PrefixPage, WarmResult, WorkerStats
 
@@ -20,6 +21,14 @@ class ModelDescription(Protocol):
     @property
     def model(self) -> str:
         """Name the model is served under."""
+
+    @property
+    def namespace_digest(self) -> str:
+        """Digest of the identity of the worker's KV, in hex."""
+
+    @property
+    def namespace_fields(self) -> Mapping[str, str]:
+        """What that identity is made of."""
 
     @property
     def max_model_len(self) -> int:
@@ -88,6 +97,9 @@ class Backend(Protocol):
 
     def stats(self) -> WorkerStats:
         """Take a snapshot of counters and gauges."""
+
+    def diagnose(self, *, measure: bool) -> Awaitable[Diagnosis]:
+        """Tell what is known of model and machine, and where asked measure them; raises CapacityExceeded."""
 
     def run_io(self, function: Callable[[*Arguments], Result], /, *args: *Arguments) -> Awaitable[Result]:
         """Run a blocking function in the I/O pool."""

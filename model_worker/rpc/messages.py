@@ -14,7 +14,7 @@ from prefixcache.pb.v1 import worker_pb2
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
-def fill(message_type: type[AnyMessage], source: object, **given: str) -> AnyMessage:
+def fill(message_type: type[AnyMessage], source: object, **given: object) -> AnyMessage:
     """Make a message whose fields are the attributes of ``source`` of the same names.
 
     Fields in ``given`` are taken from there. Nested messages are filled from

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
 
+from model_worker.engine.diagnosis import Diagnosis, WorkerFacts
 from model_worker.engine.request import Event, Finished, GenerateRequest, Started, TokensGenerated
 from model_worker.engine.statistics import (
     CachedPrefix,
@@ -21,6 +22,7 @@ from model_worker.engine.statistics import (
     WarmResult,
     WorkerStats,
 )
+from model_worker.models.measuring import Measurement
 from prefixcache.accounting import RequestRecord
 from prefixcache.cache import CacheStats
 from prefixcache.errors import InvalidRequest, NotFound
@@ -99,6 +101,40 @@ def some_stats() -> WorkerStats:
         cache=distinct_cache_stats(),
         engine=EngineStats(max_num_seqs=2),
         latency=LatencyStats(ttft=Percentiles(p50_s=0.25)),
+    )
+
+
+SOME_FACTS = WorkerFacts(
+    checks={"causality": "63 tokens unchanged", "rows": "equal in batches of 1, 2"},
+    is_remembered=True,
+    row_counts=(1, 2, 4),
+    canary_digest="cd" * 32,
+    memory_plan_bytes={"weights": 7, "total": 9},
+    available_bytes=100,
+    versions={"torch": "2.13"},
+    machine={"cores": "2"},
+    startup_s={"load": 1.5},
+)
+
+
+def distinct_measurement() -> Measurement:
+    """Give every figure a value of its own."""
+    return Measurement(
+        compute_dtype="float32",
+        num_threads=1,
+        matrix_ops_per_s=2.0,
+        memory_bytes_per_s=3.0,
+        buffer_bytes=4,
+        prefill_tokens=5,
+        prefill_ops=6,
+        prefill_s=7.0,
+        prefill_ops_per_s=8.0,
+        prefill_share=9.0,
+        decode_context_tokens=10,
+        decode_bytes=11,
+        decode_s=12.0,
+        decode_bytes_per_s=13.0,
+        decode_share=14.0,
     )
 
 
@@ -211,6 +247,9 @@ class FakeEngine:
 
     def stats(self) -> WorkerStats:
         return some_stats()
+
+    async def diagnose(self, *, measure: bool) -> Diagnosis:
+        return Diagnosis(SOME_FACTS, 12345, 2, 0.5, distinct_measurement() if measure else None)
 
     async def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         self.num_io_calls += 1
