@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from prefixcache.client import Client as Client
     from prefixcache.client import GenerateOptions as GenerateOptions
     from prefixcache.client import GenerationStream as GenerationStream
+    from prefixcache.client.diagnosis import Diagnosis as Diagnosis
+    from prefixcache.client.diagnosis import Measurement as Measurement
+    from prefixcache.client.diagnosis import QualificationCheck as QualificationCheck
     from prefixcache.client.types import CacheCounters as CacheCounters
     from prefixcache.client.types import CachedPrefix as CachedPrefix
     from prefixcache.client.types import Chunk as Chunk
@@ -65,6 +68,7 @@ _EXPORTS = {
         "CachedPrefix",
         "Cleared",
         "Client",
+        "Diagnosis",
         "EngineCounters",
         "Evicted",
         "FinishReason",
@@ -73,6 +77,7 @@ _EXPORTS = {
         "GenerationStream",
         "LatencyCounters",
         "Lookup",
+        "Measurement",
         "Message",
         "Messages",
         "ModelInfo",
@@ -80,6 +85,7 @@ _EXPORTS = {
         "PrefixPage",
         "Progress",
         "Prompt",
+        "QualificationCheck",
         "RequestCounters",
         "Started",
         "Chunk",

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from prefixcache.client.aio_stream import AsyncGenerationStream
 from prefixcache.client.connection import Connection, Stubs, check_request_id
+from prefixcache.client.diagnosis import Diagnosis
 from prefixcache.client.messages import generate_request, read, set_field, wire_prompt
 from prefixcache.client.options import GenerateOptions, GenerateSettings
 from prefixcache.client.retry import Retrier, RetryPolicy
@@ -126,6 +127,15 @@ class AsyncClient:
         """Drop every cached prefix."""
         request = admin_pb2.ClearRequest()
         return read(Cleared, await self._unary(lambda stubs, left: stubs.admin.Clear(request, timeout=left)))
+
+    async def diagnose(self, *, measure: bool = True) -> Diagnosis:
+        """Tell what the worker proved of its model and what identifies its KV; ``measure`` takes about two seconds.
+
+        CapacityExceeded while somebody else measures there, or where memory is short.
+        """
+        request = admin_pb2.DiagnoseRequest()
+        set_field(request, "measure", measure)
+        return read(Diagnosis, await self._unary(lambda stubs, left: stubs.admin.Diagnose(request, timeout=left)))
 
     async def ping(self) -> float:
         """Ask the worker's health and give the seconds of the round trip; EngineStopped if it is not serving."""

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message as WireMessage
 
@@ -76,7 +77,7 @@ def read(kind: type[_Value], message: WireMessage) -> _Value:
     """Make a result of the dataclass ``kind`` from the message fields of the same names."""
     hints = get_type_hints(kind)
     assert is_dataclass(kind)
-    return kind(**{field.name: _plain(hints[field.name], getattr(message, field.name)) for field in fields(kind)})
+    return kind(**{field.name: _field(hints[field.name], message, field.name) for field in fields(kind)})
 
 
 def chunk(tokens: pb.Tokens) -> Chunk:
@@ -161,9 +162,15 @@ def _extend(message: WireMessage, name: str, values: Iterable[object]) -> None:
         raise InvalidRequest(f"{name} = {values!r:.200} cannot be sent: {error}") from None
 
 
+def _field(hint: Any, message: WireMessage, name: str) -> Any:  # noqa: ANN401 - annotations and field values of any type
+    if get_origin(hint) is UnionType:
+        return _plain(get_args(hint)[0], getattr(message, name)) if message.HasField(name) else None
+    return _plain(hint, getattr(message, name))
+
+
 def _plain(hint: Any, value: Any) -> Any:  # noqa: ANN401 - annotations and field values of any type
     if is_dataclass(hint):
         return read(hint, value)  # type: ignore[arg-type]
     if get_origin(hint) is tuple:
-        return tuple(value)
-    return dict(value) if get_origin(hint) is Mapping else value
+        return tuple(_plain(get_args(hint)[0], entry) for entry in value)
+    return dict(sorted(value.items())) if get_origin(hint) is Mapping else value

@@ -10,6 +10,7 @@ from typing import Self, Unpack
 
 from prefixcache.client.aio import DEFAULT_ADDRESS, AsyncClient
 from prefixcache.client.aio_stream import AsyncGenerationStream
+from prefixcache.client.diagnosis import Diagnosis
 from prefixcache.client.loop_thread import LoopThread
 from prefixcache.client.options import GenerateOptions
 from prefixcache.client.types import (
@@ -146,6 +147,13 @@ class Client:
     def clear(self) -> Cleared:
         """Drop every cached prefix."""
         return self._loop.run(self._client.clear)
+
+    def diagnose(self, *, measure: bool = True) -> Diagnosis:
+        """Tell what the worker proved of its model and what identifies its KV; ``measure`` takes about two seconds.
+
+        CapacityExceeded while somebody else measures there, or where memory is short.
+        """
+        return self._loop.run(lambda: self._client.diagnose(measure=measure))
 
     def ping(self) -> float:
         """Ask the worker's health and give the seconds of the round trip; EngineStopped if it is not serving."""

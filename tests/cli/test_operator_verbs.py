@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 from grpc_health.v1 import health_pb2
 
+import prefixcache.cli.doctor_report
 import prefixcache.cli.output
 import prefixcache.cli.serve
 from prefixcache.cli.failures import ExitCode
@@ -16,7 +17,21 @@ from prefixcache.pb.v1 import admin_pb2, cache_pb2
 from tests.cli.conftest import ROOT, Run
 from tests.fakes.recording_servicer import RecordingServicer
 
-VERBS = ["serve", "generate", "chat", "abort", "lookup", "warm", "stats", "ls", "evict", "clear", "ping", "demo"]
+VERBS = [
+    "serve",
+    "generate",
+    "chat",
+    "abort",
+    "lookup",
+    "warm",
+    "stats",
+    "ls",
+    "evict",
+    "clear",
+    "doctor",
+    "ping",
+    "demo",
+]
 
 
 def worker_stats() -> admin_pb2.GetStatsResponse:
@@ -134,7 +149,7 @@ def test_ping_shows_the_time(run: Run, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["ping"], ["stats"], ["clear"], ["evict", "--to", "0"], ["lookup", "x"], ["chat"]]
+    "arguments", [["ping"], ["stats"], ["clear"], ["doctor"], ["evict", "--to", "0"], ["lookup", "x"], ["chat"]]
 )
 def test_an_absent_worker_is_exit_code_3_for_every_verb(run: Run, arguments: list[str]) -> None:
     assert run(*arguments, "--timeout", "2", to="127.0.0.1:1").exit_code == 3
@@ -171,7 +186,11 @@ def test_the_version_is_shown(run: Run) -> None:
     assert run("--version").stdout == f"prefixcache {prefixcache.__version__}\n"
 
 
-@pytest.mark.parametrize("module", [prefixcache.cli.output, prefixcache.cli.serve], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [prefixcache.cli.doctor_report, prefixcache.cli.output, prefixcache.cli.serve],
+    ids=lambda module: module.__name__,
+)
 def test_the_examples_hold(module: ModuleType) -> None:
     results = doctest.testmod(module)
     assert results.attempted

@@ -21,6 +21,7 @@ from prefixcache import (
     NotFound,
     PrefixCacheError,
     PrefixPage,
+    QualificationCheck,
     RequestCancelled,
     Tokenized,
     Warmed,
@@ -87,6 +88,27 @@ def test_list_prefixes_gives_a_page(servicer: RecordingServicer, client: Client)
     assert (request.page_size, request.page_token) == (7, "9.9")
 
 
+def test_diagnose_gives_plain_values_and_no_measurement_where_there_is_none(
+    servicer: RecordingServicer, client: Client
+) -> None:
+    checks = [admin_pb2.QualificationCheck(name="rows", found="equal")]
+    answer = admin_pb2.DiagnoseResponse(model="m", checks=checks, row_counts=[1, 2], startup_s={"load": 1.5})
+    servicer.script("Diagnose", answer)
+    told = client.diagnose(measure=False)
+    assert (told.model, told.checks, told.row_counts) == ("m", (QualificationCheck("rows", "equal"),), (1, 2))
+    assert (told.startup_s, told.measurement) == ({"load": 1.5}, None)
+
+
+def test_diagnose_measures_unless_told_not_to(servicer: RecordingServicer, client: Client) -> None:
+    answer = admin_pb2.DiagnoseResponse(measurement=admin_pb2.Measurement(prefill_share=0.5))
+    servicer.script("Diagnose", answer)
+    measured = client.diagnose().measurement
+    assert measured is not None
+    assert measured.prefill_share == 0.5
+    client.diagnose(measure=False)
+    assert [request.measure for request in servicer.requests("Diagnose")] == [True, False]
+
+
 def test_evict_sends_the_target(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Evict", admin_pb2.EvictResponse(evicted_blocks=1, evicted_bytes=2, used_bytes=3))
     assert client.evict(2**40) == Evicted(1, 2, 3)
@@ -130,6 +152,7 @@ async def test_the_async_client_answers_every_call(async_client: AsyncClient) ->
     assert (await async_client.clear()).cleared_blocks == 0
     assert (await async_client.warm("x")).num_blocks == 0
     assert (await async_client.list_prefixes()).prefixes == ()
+    assert (await async_client.diagnose()).checks == ()
     await async_client.abort("mine")
     assert await async_client.ping() > 0
 

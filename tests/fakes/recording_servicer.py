@@ -137,6 +137,9 @@ class RecordingServicer(
     async def Clear(self, request: admin_pb2.ClearRequest, context: Any) -> admin_pb2.ClearResponse:  # noqa: N802
         return await self._answer("Clear", request, context, admin_pb2.ClearResponse)
 
+    async def Diagnose(self, request: admin_pb2.DiagnoseRequest, context: Any) -> admin_pb2.DiagnoseResponse:  # noqa: N802
+        return await self._answer("Diagnose", request, context, admin_pb2.DiagnoseResponse)
+
     async def _answer(
         self, method: str, request: Message, context: aio.ServicerContext[Any, Any], response_type: type[AnyMessage]
     ) -> AnyMessage:
