@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--block-size", type=_positive, help="tokens in a block; 64 on CPU, 256 on CUDA")
     flags.add_argument("--no-cache", action="store_true", help="cache no prefixes")
     flags.add_argument("--threads", type=_threads, help="CPU threads of the model; all by default")
+    flags.add_argument("--verify-weights", action="store_true", help="hash the model's files anew at this start")
     flags.add_argument("--grace", type=_seconds, default=30.0, metavar="SECONDS", help="for running requests at stop")
     flags.add_argument("--stop-at-eof", action="store_true", help="stop when standard input is closed")
     flags.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
@@ -103,6 +104,7 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
         l1_bytes=arguments.l1_bytes,
         is_cache_enabled=not arguments.no_cache,
         num_threads=arguments.threads,
+        verifies_weights=arguments.verify_weights,
         grace_s=arguments.grace,
         stops_at_eof=arguments.stop_at_eof,
     )

@@ -13,6 +13,8 @@ class WorkerSettings:
 
     ``max_model_len`` None is the model's own limit, at most 8,192; ``block_size`` None
     is 64 on CPU and 256 on CUDA; ``num_threads`` None is all cores the process may use.
+    With ``verifies_weights`` the model's files are hashed at this start, whatever is
+    remembered of them.
     """
 
     model: str = "smollm2-135m"
@@ -28,5 +30,6 @@ class WorkerSettings:
     l1_bytes: int = 1 << 30
     is_cache_enabled: bool = True
     num_threads: int | None = None
+    verifies_weights: bool = False
     grace_s: float = 30.0
     stops_at_eof: bool = False

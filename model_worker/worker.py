@@ -24,6 +24,7 @@ from model_worker.kv.slots import CellArray, Slot, SlotPool
 from model_worker.memory_plan import MemoryPlan, available_bytes, free_bytes
 from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
+from model_worker.models.conversion import digest_folder
 from model_worker.models.loading import LoadedModel, LoadOptions, load, numerics_profile, pick_device
 from model_worker.models.machine import machine_facts
 from model_worker.models.measuring import Meter
@@ -110,7 +111,9 @@ def _load(settings: WorkerSettings) -> LoadedModel:
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
     sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
-    return load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size, settings.max_model_len))
+    memory = None if settings.verifies_weights else digest_folder()
+    options = LoadOptions(settings.dtype, device, block_size, settings.max_model_len, memory)
+    return load(resolve(settings.model), options)
 
 
 def _qualify(model: LoadedModel, circumstances: Circumstances) -> Qualification:

@@ -49,6 +49,7 @@ def build_tiny(
 
     monkeypatch.setattr(worker, "load", load_once)
     monkeypatch.setattr(worker, "qualified_folder", lambda: qualified_folder)
+    monkeypatch.setattr(worker, "digest_folder", lambda: qualified_folder / "digests")
     monkeypatch.setattr(worker, "_settle_garbage", lambda: None)
     num_threads = torch.get_num_threads()
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from model_worker import memory_plan, worker
+from model_worker.models import loading
+from model_worker.models.catalog import ModelSource
+from model_worker.models.loading import LoadedModel, LoadOptions
 from model_worker.worker import Worker
 from prefixcache.errors import ConfigError, NotFound
 from tests.fakes.tiny_model import write_tiny_model
@@ -53,6 +56,21 @@ def test_weights_are_known_by_their_bytes(build_tiny: Build, tiny_folder: Path, 
     assert other.namespace.weights_digest != base.namespace.weights_digest
     assert other.namespace.model_config == base.namespace.model_config
     assert digest(other) != digest(base)
+
+
+def test_files_are_hashed_at_every_start_where_that_is_asked(
+    build_tiny: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path | None] = []
+
+    def load_and_note(source: ModelSource, options: LoadOptions) -> LoadedModel:
+        seen.append(options.digest_memory)
+        return loading.load(source, options)
+
+    monkeypatch.setattr(worker, "load", load_and_note)
+    base = build_tiny()
+    assert digest(build_tiny(verifies_weights=True)) == digest(base)
+    assert [memory is None for memory in seen] == [False, True]
 
 
 def test_rope_is_in_the_identity(build_tiny: Build, tmp_path: Path) -> None:

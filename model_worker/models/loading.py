@@ -34,12 +34,16 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load: dtype by name, device, tokens a block, longest sequence (None: the model's, at most 8,192)."""
+    """How to load: dtype by name, device, tokens a block, longest sequence (None: the model's, at most 8,192).
+
+    ``digest_memory`` is the folder of remembered file digests; None: every file is hashed.
+    """
 
     dtype: str
     device: torch.device
     block_size: int
     max_model_len: int | None = None
+    digest_memory: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def pick_device(name: str) -> torch.device:
 
 def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     """Load ``source``; raises ConfigError with what to change where it cannot be served."""
-    folder = _folder_of(source, options.dtype)
+    folder = _folder_of(source, options.dtype, memory=options.digest_memory)
     activations = activation_dtype(DTYPES[options.dtype], options.device)
     model, tokenizer = load_folder(folder, dtype=activations, device=options.device)
     causal = running(lambda: runnable(model))
@@ -107,7 +111,7 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
         layout=layout,
         device=options.device,
         dtype=options.dtype,
-        weights_digest=weights_digest(folder),
+        weights_digest=weights_digest(folder, memory=options.digest_memory),
         rope_digest=rope_digest,
         weights_bytes=weights_bytes,
         packed_bytes=packed_bytes,
@@ -138,12 +142,12 @@ def _kernel_counts(model: LoadedModel) -> str:
     return " ".join(f"{name}:{count}" for name, count in sorted(counts.items())) or "torch"
 
 
-def _folder_of(source: ModelSource, dtype: str) -> Path:
+def _folder_of(source: ModelSource, dtype: str, *, memory: Path | None = None) -> Path:
     if source.gguf_file is None:
         return source.folder
     gguf = source.folder / source.gguf_file
     try:
-        return converted_folder(gguf, dtype=dtype, root=cache_folder(), on_convert=logger.info)
+        return converted_folder(gguf, dtype=dtype, root=cache_folder(), on_convert=logger.info, memory=memory)
     except OSError as error:
         raise ConfigError(
             f"cannot convert {gguf}: {error}; set XDG_CACHE_HOME to a folder with space that can be written"

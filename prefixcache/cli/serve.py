@@ -30,6 +30,9 @@ def serve(
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens in a cache block.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Cache no prefixes.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model.")] = None,
+    verify_weights: Annotated[
+        bool, typer.Option("--verify-weights", help="Hash the model's files anew, whatever is remembered of them.")
+    ] = False,
     grace: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="For running requests when stopping.")
     ] = None,
@@ -55,6 +58,7 @@ def serve(
         block_size=block_size,
         no_cache=no_cache,
         threads=threads,
+        verify_weights=verify_weights,
         grace=grace,
         insecure=insecure,
         log_level=log_level,
