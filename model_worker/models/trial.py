@@ -119,8 +119,8 @@ def check_attention(causal: CausalModel, layout: KvLayout) -> None:
     attention for something that this version does not know of.
     """
     trial = Trial(causal, layout, storage_dtype=layout.working_dtype)
-    token_ids = walk_tokens(COMPARED_TOKENS, trial.vocab_size)
-    mine = trial.prefill(trial.new_kv(COMPARED_TOKENS), token_ids, num_logits=0)
+    token_ids = walk_tokens(min(COMPARED_TOKENS, causal.max_positions), trial.vocab_size)
+    mine = trial.prefill(trial.new_kv(len(token_ids)), token_ids, num_logits=0)
     theirs = running(lambda: causal.reference_logits(torch.tensor([token_ids], device=trial.device)))
     found = float(distance(mine, theirs).max())
     if not found <= TOLERANCES[layout.working_dtype]:
