@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
-from prefixcache.cli.output import duration, figures_table, one_line, percent, print_pairs, stdout_console
+from prefixcache.cli.output import duration, percent, print_pairs
 from prefixcache.config import format_size
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _Number = TypeVar("_Number", int, float)
 
 SHOWN_CHARS = 40
+COMPARED_CHARS = 16
 RATE_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
 
 
@@ -33,10 +34,11 @@ def print_diagnosis(diagnosis: "Diagnosis", *, address: str) -> None:
 
 def print_differences(differences: Mapping[str, tuple[str, str]], *, here: str, there: str) -> None:
     """Print the fields in which two identities differ, side by side."""
-    table = figures_table("identity differs in", here, there)
-    for name, values in differences.items():
-        table.add_row(name, *(one_line(value or "absent") for value in values))
-    stdout_console().print(table)
+    pairs = {
+        name: " / ".join(shortened(value, limit=COMPARED_CHARS) or "absent" for value in values)
+        for name, values in differences.items()
+    }
+    print_pairs(f"where {here} / {there} differ", pairs)
 
 
 def verdict(
@@ -133,10 +135,10 @@ def ranges(counts: tuple[int, ...]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def shortened(value: str) -> str:
+def shortened(value: str, *, limit: int = SHOWN_CHARS) -> str:
     """A value of the identity, cut where it is long.
 
     >>> shortened("cpu"), shortened("ab" * 32)
     ('cpu', 'abababababababababababababababababababab…')
     """
-    return value if len(value) <= SHOWN_CHARS else f"{value[:SHOWN_CHARS]}…"
+    return value if len(value) <= limit else f"{value[:limit]}…"
