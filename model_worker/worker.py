@@ -101,9 +101,17 @@ def _build(
         thread,
         namespace.digest(),
         facts,
-        lambda: Meter(model, allowed_rows=rows, free_bytes=free_bytes()),
+        lambda: Meter(model, allowed_rows=rows, free_bytes=_free_bytes(model.device)),
     )
     return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner, qualification)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory of the model's device that may still be taken."""
+    if device.type != "cuda":
+        return free_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _load(settings: WorkerSettings) -> LoadedModel:
