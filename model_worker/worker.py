@@ -41,6 +41,7 @@ FORMAT_VERSION = 1
 NUMERICS_VERSION = "1"
 # Python's own 5 ms is how long the model thread may wait for any other thread between two operations.
 GIL_SWITCH_INTERVAL_S = 0.0005
+SHORTEST_WINDOW = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
             f"--block-size {model.layout.block_size} is more than the {model.max_positions} positions model "
             f"{model.name!r} was made for, so no block could ever be filled; lower it"
         )
+    _check_window(settings, model)
     return EngineLimits(
         block_size=model.layout.block_size,
         max_model_len=model.max_model_len,
@@ -147,6 +149,20 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
         max_waiting=settings.max_waiting,
         default_max_new_tokens=settings.default_max_new_tokens,
     )
+
+
+def _check_window(settings: WorkerSettings, model: LoadedModel) -> None:
+    """Refuse a window in which no request, or with a cache no hit, could ever be: a block, a token and a new one."""
+    window, block_size = model.max_model_len, model.layout.block_size
+    if window < SHORTEST_WINDOW:
+        raise ConfigError(
+            f"--max-model-len {window} leaves no room for a prompt and a new token; give at least {SHORTEST_WINDOW}"
+        )
+    if settings.is_cache_enabled and window < block_size + SHORTEST_WINDOW:
+        raise ConfigError(
+            f"--max-model-len {window} is too short for any prompt to take a block of {block_size} tokens from the "
+            f"cache; give at least {block_size + SHORTEST_WINDOW}, a smaller --block-size, or --no-cache"
+        )
 
 
 def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> MemoryPlan:

@@ -110,6 +110,34 @@ def test_blocks_longer_than_the_model_has_positions_are_refused(build_tiny: Buil
         build_tiny(block_size=513)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 1, "is_cache_enabled": False}, "--max-model-len 1 leaves no room .* at least 2"),
+        ({"max_model_len": 9}, "--max-model-len 9 is too short .* a block of 8 tokens .* at least 10, .* or --no-cache"),
+    ],
+)
+def test_a_window_in_which_nothing_could_be_served_or_hit_is_refused(
+    build_tiny: Build, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_tiny(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"max_model_len": 2, "is_cache_enabled": False}, {"max_model_len": 10}])
+def test_the_shortest_windows_are_served(build_tiny: Build, changes: dict[str, object]) -> None:
+    assert build_tiny(**changes).engine.description.max_model_len == changes["max_model_len"]
+
+
+@pytest.mark.parametrize("l1_bytes", [0, 4095])
+def test_an_l1_that_holds_no_block_turns_caching_off_and_says_so(
+    build_tiny: Build, l1_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = build_tiny(l1_bytes=l1_bytes).engine.description
+    assert not told.is_cache_enabled
+    assert f"--l1-bytes {l1_bytes} holds no block of 4096 bytes: caching is off" in caplog.text
+
+
 def test_a_plan_beyond_the_memory_is_refused_before_anything_is_taken(
     build_tiny: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

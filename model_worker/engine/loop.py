@@ -206,17 +206,19 @@ class EngineLoop:
             rows.append(DecodeRow(sequence.run.slot, sequence.output_ids[-1], sequence.next_position, sequence.sampler))
         tokens = await self._thread.run(self._runner.decode, rows)
         for sequence, token in zip(sequences, tokens, strict=True):
-            if not sequence.is_abandoned:
+            if sequence.is_abandoned:
+                continue
+            if isinstance(token, Exception):
+                self._fail_alone(sequence, token)
+            else:
                 self._deliver(sequence, token)
 
     def _deliver(self, sequence: Sequence, token: int) -> None:
         sequence.output_ids.append(token)
         try:
             reason, text = self.admission.judge(sequence, token)
-        except Exception:
-            name = sequence.request.request_id
-            logger.exception("the text of request %s could not be made", name)
-            self._fail(sequence, InternalError(f"request {name} failed in the worker"))
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is this request's alone
+            self._fail_alone(sequence, error)
             return
         sequence.mailbox.put(TokensGenerated([token], text, sequence.sampler.take_logprobs()))
         if reason:
@@ -248,6 +250,12 @@ class EngineLoop:
         history = run.token_ids + sequence.output_ids
         tokens = run.tokens + token_bytes(sequence.output_ids)
         self.recomputer.offer(CanonicalRun(history, tokens, run.root), num_known=len(run))
+
+    def _fail_alone(self, sequence: Sequence, fault: Exception) -> None:
+        """Fail a request for a fault that is not its neighbours'."""
+        name = sequence.request.request_id
+        logger.error("request %s: its next token or text could not be made", name, exc_info=fault)
+        self._fail(sequence, InternalError(f"request {name} failed in the worker"))
 
     def _fail(self, sequence: Sequence, error: PrefixCacheError) -> None:
         self._leave(sequence)
