@@ -12,8 +12,8 @@ class RequestRecord:
     """What one request was, what it cost and what the cache saved.
 
     Times are seconds of a monotonic clock's differences; token counts are whole
-    prompts and outputs. ``outcome`` is ``finished``, ``cancelled`` (by the caller or
-    its deadline) or ``failed``; ``finish_reason`` is set for ``finished`` alone.
+    prompts and outputs. ``outcome`` is ``finished``, ``cancelled``, ``deadline_exceeded``
+    or ``failed``; ``finish_reason`` is set for ``finished`` alone.
     """
 
     request_id: str

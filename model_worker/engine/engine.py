@@ -128,7 +128,9 @@ class Engine:
             block_size=size,
         )
 
-    async def warm(self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str) -> WarmResult:
+    async def warm(
+        self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str, timeout_s: float | None = None
+    ) -> WarmResult:
         """Compute the prompt's full blocks that are not cached, as one request; cancelling the task aborts it.
 
         Raises what ``generate`` raises, and InvalidRequest where nothing is cached.
@@ -138,7 +140,9 @@ class Engine:
                 "this worker caches nothing, so nothing can be warmed; start it without --no-cache and with more "
                 "--l1-bytes"
             )
-        request = GenerateRequest(request_id, prompt_token_ids, cache_salt=cache_salt, only_warms=True)
+        request = GenerateRequest(
+            request_id, prompt_token_ids, cache_salt=cache_salt, only_warms=True, timeout_s=timeout_s
+        )
         async with aclosing(self.generate(request)) as events:
             (record,) = [event.record async for event in events if isinstance(event, Finished)]
         found = self.lookup(prompt_token_ids, cache_salt=cache_salt)

@@ -84,7 +84,7 @@ class EngineLoop:
             return
         sequence.is_abandoned = True
         if self.scheduler.drop_waiting(sequence):
-            self._close(sequence, outcome="cancelled")
+            self._close_abandoned(sequence)
         self._wake.set()
 
     def close(self) -> None:
@@ -272,12 +272,15 @@ class EngineLoop:
     def _reap(self) -> None:
         for sequence in [sequence for sequence in self.scheduler.running if sequence.is_abandoned]:
             self._leave(sequence)
-            self._close(sequence, outcome="cancelled")
+            self._close_abandoned(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give up what a running sequence has; no operation is under way on it."""
         self._canonical.end(sequence.run, self._slots)
         self.scheduler.remove(sequence)
+
+    def _close_abandoned(self, sequence: Sequence) -> None:
+        self._close(sequence, outcome="deadline_exceeded" if sequence.is_late(self._clock()) else "cancelled")
 
     def _close(self, sequence: Sequence, *, outcome: str) -> None:
         sequence.phase = Phase.ENDED

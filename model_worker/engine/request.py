@@ -51,6 +51,7 @@ class GenerateRequest:
     """One request: a tokenized prompt and what to do with it. Its id is nobody else's while it waits or runs.
 
     One that ``only_warms`` computes the prompt's full blocks for the cache and generates nothing.
+    ``timeout_s``: its caller leaves that many seconds from now, if it is not answered before.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class GenerateRequest:
     bypass_prefix_cache: bool = False
     report_progress: bool = False
     only_warms: bool = False
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

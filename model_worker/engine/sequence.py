@@ -14,6 +14,8 @@ from model_worker.engine.sampler import Sampler
 from prefixcache.accounting import RequestRecord
 from prefixcache.errors import PrefixCacheError
 
+DEADLINE_SLACK_S = 0.1
+
 
 class Phase(Enum):
     """Where a sequence is on its path."""
@@ -110,6 +112,11 @@ class Sequence:
         self.stop_ids: frozenset[int] = frozenset()
         self.sampler: Sampler
         self.output_text: OutputText
+
+    def is_late(self, now: float) -> bool:
+        """Whether its caller's deadline has passed, or will in a moment: the caller's own timer may run ahead."""
+        timeout_s = self.request.timeout_s
+        return timeout_s is not None and now >= self.arrived_at + timeout_s - DEADLINE_SLACK_S
 
     @property
     def next_position(self) -> int:

@@ -83,7 +83,9 @@ class Backend(Protocol):
     def lookup(self, prompt_token_ids: list[int], /, *, cache_salt: str) -> LookupResult:
         """Say what of a prompt is cached, changing nothing."""
 
-    def warm(self, prompt_token_ids: list[int], /, *, cache_salt: str, request_id: str) -> Awaitable[WarmResult]:
+    def warm(
+        self, prompt_token_ids: list[int], /, *, cache_salt: str, request_id: str, timeout_s: float | None
+    ) -> Awaitable[WarmResult]:
         """Compute a prompt's full blocks for the cache; cancelling the caller aborts it."""
 
     def list_prefixes(self, *, page_size: int, page_token: str) -> PrefixPage:

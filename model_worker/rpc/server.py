@@ -58,8 +58,9 @@ class Server:
         self._insecure = insecure
         self._gate = Gate(max_calls=max_calls)
         self._health = health.aio.HealthServicer()
+        self._calls = RequestInterceptor()
         self._server = aio.server(
-            interceptors=(RequestInterceptor(), self._gate),
+            interceptors=(self._calls, self._gate),
             options=_options(max_message_bytes),
             maximum_concurrent_rpcs=max_calls + _UNGATED_CALLS,
         )
@@ -83,7 +84,8 @@ class Server:
     def _add_services(self) -> None:
         worker_pb2_grpc.add_ModelWorkerServicer_to_server(GenerateServicer(self._backend), self._server)
         cache_pb2_grpc.add_PrefixCacheServicer_to_server(CacheServicer(self._backend), self._server)
-        admin_pb2_grpc.add_CacheAdminServicer_to_server(AdminServicer(self._backend), self._server)
+        admin = AdminServicer(self._backend, failed_calls=self._calls.failed_calls)
+        admin_pb2_grpc.add_CacheAdminServicer_to_server(admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (*OWN_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

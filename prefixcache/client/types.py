@@ -4,7 +4,7 @@ Counts are tokens, blocks or bytes as named; times ending in ``_s`` are seconds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 FinishReason = Literal["eos", "stop_text", "stop_token", "length", "unspecified"]
@@ -186,6 +186,7 @@ class RequestCounters:
     refused: int
     failed: int
     hits: int
+    deadline_exceeded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ class LatencyCounters:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """Statistics of one worker since it started serving."""
+    """Statistics of one worker since it started serving; ``failed_calls`` by the name of their gRPC status."""
 
     model: str
     uptime_s: float
@@ -263,6 +264,7 @@ class WorkerStats:
     cache: CacheCounters
     engine: EngineCounters
     latency: LatencyCounters
+    failed_calls: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

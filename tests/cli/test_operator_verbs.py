@@ -42,12 +42,25 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
         tokens=admin_pb2.TokenStats(prompt=12345, cached=6172, hit_rate=0.49996, saved_s=12.3),
         cache=admin_pb2.CacheStats(is_enabled=True, used_bytes=2_000_000, capacity_bytes=4_000_000_000, block_size=64),
         engine=admin_pb2.EngineStats(num_running=2, max_num_seqs=8),
+        requests=admin_pb2.RequestStats(deadline_exceeded=31),
+        failed_calls={"NOT_FOUND": 1, "INVALID_ARGUMENT": 2000},
         latency=admin_pb2.LatencyStats(ttft=admin_pb2.Percentiles(p50_s=0.025, p90_s=0.5, p99_s=1.5)),
     )
 
 
 @pytest.mark.parametrize(
-    "text", ["12,345", "6,172 (50.0 %)", "1 h 1 min", "1.5 GB", "2 MB of 4 GB", "2 of 8", "25 ms / 500 ms / 1.5 s"]
+    "text",
+    [
+        "12,345",
+        "6,172 (50.0 %)",
+        "1 h 1 min",
+        "1.5 GB",
+        "2 MB of 4 GB",
+        "2 of 8",
+        "25 ms / 500 ms / 1.5 s",
+        "too late              31",
+        "2,000 INVALID_ARGUMENT, 1 NOT_FOUND",
+    ],
 )
 def test_stats_are_readable(run: Run, servicer: RecordingServicer, text: str) -> None:
     servicer.script("GetStats", worker_stats())

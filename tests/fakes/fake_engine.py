@@ -186,6 +186,7 @@ class FakeEngine:
     close_s: float = 0
     requests: list[GenerateRequest] = field(default_factory=list)
     lookups: list[tuple[list[int], str]] = field(default_factory=list)
+    timeouts_s: list[float | None] = field(default_factory=list)
     warmings: list[tuple[list[int], str]] = field(default_factory=list)
     listings: list[tuple[int, str]] = field(default_factory=list)
     evictions: list[int] = field(default_factory=list)
@@ -197,6 +198,7 @@ class FakeEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
+        self.timeouts_s.append(request.timeout_s)
         self.num_open += 1
         try:
             for index, event in enumerate(self.events):
@@ -222,8 +224,11 @@ class FakeEngine:
             prompt_tokens=len(prompt_token_ids), cached_prompt_tokens=4, cached_blocks=1, num_blocks=2, block_size=4
         )
 
-    async def warm(self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str) -> WarmResult:
+    async def warm(
+        self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str, timeout_s: float | None
+    ) -> WarmResult:
         assert request_id
+        self.timeouts_s.append(timeout_s)
         self.warmings.append((prompt_token_ids, cache_salt))
         return WarmResult(
             prompt_tokens=len(prompt_token_ids),

@@ -41,6 +41,26 @@ class GetStatsResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FailedCallsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     UPTIME_S_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
@@ -49,6 +69,7 @@ class GetStatsResponse(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     LATENCY_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    FAILED_CALLS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name the model is served under."""
     uptime_s: _builtins.float
@@ -75,6 +96,13 @@ class GetStatsResponse(_message.Message):
     def latency(self) -> Global___LatencyStats:
         """Distributions of times over the recent requests."""
 
+    @_builtins.property
+    def failed_calls(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Calls that failed or ended early, by the name of their status, such as
+        INVALID_ARGUMENT. Messages above the size limit are refused before they
+        are counted.
+        """
+
     def __init__(
         self,
         *,
@@ -86,10 +114,11 @@ class GetStatsResponse(_message.Message):
         engine: Global___EngineStats | None = ...,
         latency: Global___LatencyStats | None = ...,
         resident_bytes: _builtins.int = ...,
+        failed_calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "latency", b"latency", "requests", b"requests", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "latency", b"latency", "model", b"model", "requests", b"requests", "resident_bytes", b"resident_bytes", "tokens", b"tokens", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "failed_calls", b"failed_calls", "latency", b"latency", "model", b"model", "requests", b"requests", "resident_bytes", b"resident_bytes", "tokens", b"tokens", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -107,18 +136,21 @@ class RequestStats(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     HITS_FIELD_NUMBER: _builtins.int
+    DEADLINE_EXCEEDED_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     """Taken into the queue since start."""
     finished: _builtins.int
     """Ended with Finished, and Warm calls that were served."""
     cancelled: _builtins.int
-    """Cancelled by the caller or by its deadline."""
+    """Cancelled by the caller, or aborted."""
     refused: _builtins.int
     """Refused since the queue was full."""
     failed: _builtins.int
     """Ended by an error of the worker."""
     hits: _builtins.int
     """With at least one cached block."""
+    deadline_exceeded: _builtins.int
+    """Ended by the caller's deadline."""
     def __init__(
         self,
         *,
@@ -128,10 +160,11 @@ class RequestStats(_message.Message):
         refused: _builtins.int = ...,
         failed: _builtins.int = ...,
         hits: _builtins.int = ...,
+        deadline_exceeded: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "failed", b"failed", "finished", b"finished", "hits", b"hits", "received", b"received", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "deadline_exceeded", b"deadline_exceeded", "failed", b"failed", "finished", b"finished", "hits", b"hits", "received", b"received", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
