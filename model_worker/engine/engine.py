@@ -7,7 +7,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar, TypeVarTuple
@@ -16,6 +15,7 @@ import psutil
 
 from model_worker.engine.admission import EngineLimits
 from model_worker.engine.diagnosis import Diagnosis, MeasuringRoom
+from model_worker.engine.io_pool import IoPool
 from model_worker.engine.listing import list_page
 from model_worker.engine.loop import EngineLoop, EngineParts
 from model_worker.engine.request import Event, Finished, GenerateRequest
@@ -27,7 +27,6 @@ from prefixcache.errors import CapacityExceeded, EngineStopped, InvalidRequest, 
 logger = logging.getLogger(__name__)
 
 LAG_PERIOD_S = 0.05
-NUM_IO_THREADS = 4
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -47,7 +46,7 @@ class Engine:
         self._clock = clock
         self._limits = limits
         self._thread = parts.thread
-        self._io_pool = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="io")
+        self._io_pool = IoPool()
         self._loop = EngineLoop(parts, limits, clock=clock)
         self._open: dict[str, Sequence] = {}
         self._started_at = clock()
@@ -73,7 +72,7 @@ class Engine:
             EngineStopped("the worker is stopping; send the request to another worker or try again later")
         )
         self._thread.close()
-        self._io_pool.shutdown(wait=True, cancel_futures=True)
+        self._io_pool.shutdown()
 
     async def wait_failed(self) -> None:
         """Return when the loop has ended by a fault; the worker then serves nobody and should end."""
@@ -198,7 +197,11 @@ class Engine:
 
     async def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Run a blocking function, such as tokenizing, in the I/O pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._io_pool, function, *args)
+        return await self._io_pool.run(function, *args)
+
+    async def run_long_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        """Run a blocking function that takes long, one at a time; CapacityExceeded where too many wait."""
+        return await self._io_pool.run_long(function, *args)
 
     async def run_on_model_thread(self, operation: Callable[[], Result]) -> Result:
         """Run ``operation`` between two operations of the engine, for measurements and checks."""

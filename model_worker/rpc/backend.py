@@ -46,6 +46,10 @@ class Tokenizer(Protocol):
     def has_chat_template(self) -> bool:
         """Whether ``render_chat`` can work at all."""
 
+    @property
+    def longest_token_bytes(self) -> int | None:
+        """Most bytes of text one token can stand for; None: unknown."""
+
     def encode_text(self, text: str, /) -> list[int]:
         """Tokenize plain text, with the special tokens the tokenizer adds by default."""
 
@@ -105,3 +109,6 @@ class Backend(Protocol):
 
     def run_io(self, function: Callable[[*Arguments], Result], /, *args: *Arguments) -> Awaitable[Result]:
         """Run a blocking function in the I/O pool."""
+
+    def run_long_io(self, function: Callable[[*Arguments], Result], /, *args: *Arguments) -> Awaitable[Result]:
+        """Run a blocking function that takes long, one at a time; raises CapacityExceeded where too many wait."""

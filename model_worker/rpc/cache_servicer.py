@@ -24,7 +24,8 @@ class CacheServicer(cache_pb2_grpc.PrefixCacheServicer):
     async def Warm(self, request: cache_pb2.WarmRequest, context: Context) -> cache_pb2.WarmResponse:  # noqa: N802
         """Bring a prompt into the cache."""
         check_cache_salt(request.cache_salt)
-        prompt = await resolve_prompt(request.prompt, self._backend)
+        max_tokens = self._backend.description.max_model_len - 1
+        prompt = await resolve_prompt(request.prompt, self._backend, max_tokens=max_tokens)
         warmed = await self._backend.warm(
             prompt.token_ids,
             cache_salt=request.cache_salt,

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from model_worker.engine.request import GenerateRequest
 from model_worker.rpc.backend import Backend
-from model_worker.rpc.bounds import check_cache_salt, check_request_id
+from model_worker.rpc.bounds import LONG_PROMPT_IDS, check_cache_salt, check_request_id
 from model_worker.rpc.messages import fill, response_of
 from model_worker.rpc.options import check_model, read_sampling, read_stopping
 from model_worker.rpc.prompts import resolve_prompt
@@ -40,7 +40,7 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
         check_cache_salt(request.cache_salt)
         sampling = read_sampling(request.sampling, description)
         stopping = read_stopping(request.stopping, description)
-        prompt = await resolve_prompt(request.prompt, self._backend)
+        prompt = await resolve_prompt(request.prompt, self._backend, max_tokens=description.max_model_len - 1)
         return GenerateRequest(
             request_id=current_request_id(),
             prompt_token_ids=prompt.token_ids,
@@ -63,7 +63,8 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
         prompt = await resolve_prompt(request.prompt, self._backend)
         text = prompt.text
         if text is None:
-            text = await self._backend.run_io(self._backend.tokenizer.decode, prompt.token_ids)
+            run = self._backend.run_io if len(prompt.token_ids) <= LONG_PROMPT_IDS else self._backend.run_long_io
+            text = await run(self._backend.tokenizer.decode, prompt.token_ids)
         return worker_pb2.TokenizeResponse(ids=prompt.token_ids, text=text)
 
     async def GetModelInfo(  # noqa: N802

@@ -1,4 +1,5 @@
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -27,7 +28,7 @@ from prefixcache import (
     Warmed,
 )
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
-from tests.fakes.recording_servicer import RecordingServicer, serving, serving_in_thread
+from tests.fakes.recording_servicer import RecordingServicer, blockable_server, serving, serving_in_thread
 
 NOBODY = "127.0.0.1:1"
 
@@ -208,6 +209,20 @@ def test_the_client_finds_a_worker_that_comes_back(servicer: RecordingServicer) 
         assert client.stats().model == ""
     with serving_in_thread(servicer, address=address), client:
         assert client.stats().model == ""
+
+
+def test_calls_that_a_busy_worker_never_began_are_tried_again(servicer: RecordingServicer) -> None:
+    with blockable_server(servicer, max_unbegun_s=1) as (address, block):
+        with Client(address, timeout=30, retries=0) as client, ThreadPoolExecutor(4) as threads:
+            client.stats()
+            block(2.5)
+            failures = [future.exception() for future in [threads.submit(client.stats) for _ in range(4)]]
+        assert {type(failure) for failure in failures if failure} == {EngineStopped}
+        assert "too busy to begin this call; try again later" in str(next(filter(None, failures)))
+        with Client(address, timeout=30, retries=3) as client, ThreadPoolExecutor(4) as threads:
+            client.stats()
+            block(2.5)
+            assert all(stats.model == "" for stats in threads.map(lambda _: client.stats(), range(4)))
 
 
 def test_no_timeout_means_no_deadline(servicer: RecordingServicer, address: str) -> None:

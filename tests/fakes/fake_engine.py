@@ -57,6 +57,7 @@ class FakeTokenizer:
 
     has_chat_template: bool = True
     takes_tools: bool = True
+    longest_token_bytes: int | None = None
 
     def encode_text(self, text: str) -> list[int]:
         return list(text.encode())
@@ -192,6 +193,7 @@ class FakeEngine:
     evictions: list[int] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     num_io_calls: int = 0
+    num_long_io_calls: int = 0
     num_open: int = 0
     num_closed: int = 0
     num_yielded: int = 0
@@ -258,4 +260,8 @@ class FakeEngine:
 
     async def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         self.num_io_calls += 1
+        return await asyncio.to_thread(function, *args)
+
+    async def run_long_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        self.num_long_io_calls += 1
         return await asyncio.to_thread(function, *args)
