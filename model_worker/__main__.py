@@ -132,8 +132,10 @@ def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 async def serve(worker: "Worker", settings: WorkerSettings) -> None:
     """Serve, and stop gracefully at SIGTERM or SIGINT; raises InternalError where the engine's loop fails."""
+    from model_worker.rpc.connections import raise_file_limit
     from model_worker.rpc.server import Server
 
+    raise_file_limit()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

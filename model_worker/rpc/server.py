@@ -12,6 +12,7 @@ from model_worker.rpc.admin_servicer import AdminServicer
 from model_worker.rpc.backend import Backend
 from model_worker.rpc.bounds import MAX_MESSAGE_BYTES
 from model_worker.rpc.cache_servicer import CacheServicer
+from model_worker.rpc.connections import most_connections
 from model_worker.rpc.draining import Gate
 from model_worker.rpc.generate_servicer import GenerateServicer
 from model_worker.rpc.listening import ListenAddress, check_listen, parse_listen
@@ -42,6 +43,7 @@ class Server:
     ``listen`` is ``HOST:PORT``, port 0 for any free one. Beyond loopback it
     needs ``insecure``. ``max_message_bytes`` bounds a message either way;
     ``max_calls`` bounds the calls open at once, health and reflection apart.
+    Connections are bounded by the files the process may open.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Server:
         self._calls = RequestInterceptor()
         self._server = aio.server(
             interceptors=(self._calls, self._gate),
-            options=_options(max_message_bytes),
+            options=_options(max_message_bytes, max_connections=most_connections()),
             maximum_concurrent_rpcs=max_calls + _UNGATED_CALLS,
         )
 
@@ -97,9 +99,10 @@ class Server:
             raise ConfigError(f"cannot listen on {self._address}: {error}; choose another address") from error
 
 
-def _options(max_message_bytes: int) -> Sequence[tuple[str, int]]:
+def _options(max_message_bytes: int, *, max_connections: int) -> Sequence[tuple[str, int]]:
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_allowed_incoming_connections", max_connections),
         *_CHANNEL_OPTIONS,
     )
