@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from model_worker.models.token_bounds import longest_token_bytes
+from model_worker.models.token_bounds import token_bound
 from prefixcache.errors import InvalidRequest
 
 
@@ -40,9 +40,13 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  transformers' class; only models/ imports it
         self._tokenizer = tokenizer
         self._backend: Tokenizer = tokenizer.backend_tokenizer
-        self.longest_token_bytes = longest_token_bytes(self._backend)
+        self._bound = token_bound(self._backend)
         self.has_chat_template = bool(tokenizer.chat_template)
         self.takes_tools = re.search(r"\btools\b", str(tokenizer.chat_template)) is not None
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that ``text`` has at least, found without tokenizing; 0 where nothing is known."""
+        return 0 if self._bound is None else self._bound.fewest_tokens(text)
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of plain text, with the special tokens the tokenizer adds by default."""

@@ -46,9 +46,8 @@ class Tokenizer(Protocol):
     def has_chat_template(self) -> bool:
         """Whether ``render_chat`` can work at all."""
 
-    @property
-    def longest_token_bytes(self) -> int | None:
-        """Most bytes of text one token can stand for; None: unknown."""
+    def fewest_tokens(self, text: str, /) -> int:
+        """A number of tokens that ``text`` has at least, found quickly; 0 where nothing is known."""
 
     def encode_text(self, text: str, /) -> list[int]:
         """Tokenize plain text, with the special tokens the tokenizer adds by default."""

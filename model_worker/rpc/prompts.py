@@ -34,8 +34,8 @@ async def resolve_prompt(
 ) -> ResolvedPrompt:
     """Validate a prompt and tokenize it in the I/O pool; raises InvalidRequest.
 
-    A text that cannot have as few as ``max_tokens`` tokens is refused by its size. One that may
-    be shorter after all is not: the engine counts its tokens.
+    A long text that surely has more than ``max_tokens`` tokens is refused before it is tokenized;
+    of others the engine counts the tokens.
     """
     kind = prompt.WhichOneof("input")
     if kind == "text":
@@ -52,10 +52,14 @@ async def resolve_prompt(
 
 
 async def _resolve_text(text: str, backend: Backend, *, max_tokens: int | None) -> ResolvedPrompt:
-    num_bytes = check_size(text, field="prompt.text", limit=MAX_PROMPT_BYTES)
-    _check_fits(num_bytes, backend, field="prompt.text", max_tokens=max_tokens)
-    run = backend.run_io if num_bytes <= LONG_PROMPT_BYTES else backend.run_long_io
-    return ResolvedPrompt(await run(backend.tokenizer.encode_text, text), text)
+    if check_size(text, field="prompt.text", limit=MAX_PROMPT_BYTES) <= LONG_PROMPT_BYTES:
+        return ResolvedPrompt(await backend.run_io(backend.tokenizer.encode_text, text), text)
+
+    def check_and_encode() -> list[int]:
+        _check_fits(text, backend, field="prompt.text", max_tokens=max_tokens)
+        return backend.tokenizer.encode_text(text)
+
+    return ResolvedPrompt(await backend.run_long_io(check_and_encode), text)
 
 
 async def _resolve_chat(chat: worker_pb2.Chat, backend: Backend, *, max_tokens: int | None) -> ResolvedPrompt:
@@ -70,21 +74,22 @@ async def _resolve_chat(chat: worker_pb2.Chat, backend: Backend, *, max_tokens: 
     def render_and_encode() -> ResolvedPrompt:
         tools = [_tool(text, index) for index, text in enumerate(chat.tools)]
         text = backend.tokenizer.render_chat(messages, tools)
-        _check_fits(len(text.encode()), backend, field="prompt.chat, rendered,", max_tokens=max_tokens)
+        _check_fits(text, backend, field="prompt.chat", max_tokens=max_tokens)
         return ResolvedPrompt(backend.tokenizer.encode_rendered(text), text)
 
     run = backend.run_io if chat.ByteSize() <= LONG_PROMPT_BYTES else backend.run_long_io
     return await run(render_and_encode)
 
 
-def _check_fits(num_bytes: int, backend: Backend, *, field: str, max_tokens: int | None) -> None:
-    longest = backend.tokenizer.longest_token_bytes
-    if max_tokens is None or longest is None or num_bytes <= max_tokens * longest:
+def _check_fits(text: str, backend: Backend, *, field: str, max_tokens: int | None) -> None:
+    if max_tokens is None or len(text) <= LONG_PROMPT_BYTES:
         return
-    raise InvalidRequest(
-        f"{field} has {num_bytes} bytes and the model's window leaves {max_tokens} tokens to a prompt, which are "
-        f"at most {max_tokens * longest} bytes; shorten the prompt or start the worker with a larger --max-model-len"
-    )
+    fewest = backend.tokenizer.fewest_tokens(text)
+    if fewest > max_tokens:
+        raise InvalidRequest(
+            f"{field} has {len(text)} characters, which are {fewest} tokens at least, and the model's window leaves "
+            f"{max_tokens} to a prompt; shorten it or start the worker with a larger --max-model-len"
+        )
 
 
 def _checked_messages(chat: worker_pb2.Chat) -> list[dict[str, str]]:

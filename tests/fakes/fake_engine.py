@@ -57,9 +57,13 @@ class FakeTokenizer:
 
     has_chat_template: bool = True
     takes_tools: bool = True
-    longest_token_bytes: int | None = None
+    num_encoded: int = 0
+
+    def fewest_tokens(self, text: str) -> int:
+        return len(text.encode()) // 2
 
     def encode_text(self, text: str) -> list[int]:
+        self.num_encoded += 1
         return list(text.encode())
 
     def render_chat(self, messages: list[dict[str, str]], tools: list[dict[str, object]]) -> str:
@@ -69,6 +73,7 @@ class FakeTokenizer:
         return listed + "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
     def encode_rendered(self, text: str) -> list[int]:
+        self.num_encoded += 1
         return list(text.encode())
 
     def decode(self, ids: list[int]) -> str:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from model_worker.models.token_bounds import longest_token_bytes
+from model_worker.models.token_bounds import TokenBound, byte_letters, token_bound
 from tests.fakes.tiny_model import START, make_tokenizer
 
 
@@ -15,23 +15,47 @@ def byte_level() -> Tokenizer:
 
 
 @cache
-def known() -> tuple[Tokenizer, int]:
+def known() -> tuple[Tokenizer, TokenBound]:
     tokenizer = byte_level()
-    longest = longest_token_bytes(tokenizer)
-    assert longest is not None
-    return tokenizer, longest
+    bound = token_bound(tokenizer)
+    assert bound is not None
+    return tokenizer, bound
 
 
-@given(st.text() | st.lists(st.sampled_from([START, " the", "  ", "é", "\0", "👩‍👧"])).map("".join))
-def test_no_text_has_fewer_tokens_than_its_bytes_allow(text: str) -> None:
-    tokenizer, longest = known()
-    assert len(text.encode()) <= longest * len(tokenizer.encode(text).ids)
+@cache
+def with_few_bytes() -> tuple[Tokenizer, TokenBound]:
+    """A tokenizer that knows eight letters, without a token for anything else."""
+    letters = "abcdef\u0120\u010a"
+    tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bound = token_bound(tokenizer)
+    assert bound is not None
+    return tokenizer, bound
 
 
-def test_the_bound_is_the_longest_token() -> None:
-    tokenizer, longest = known()
-    assert longest == len(START)
-    assert len(tokenizer.encode(START).ids) == 1
+@pytest.mark.parametrize("make", [known, with_few_bytes])
+@given(text=st.text() | st.text("abcxyz\n ") | st.lists(st.sampled_from([START, " the", "  ", "é", "\0"])).map("".join))
+def test_no_text_has_fewer_tokens_than_its_bound(make: Callable[[], tuple[Tokenizer, TokenBound]], text: str) -> None:
+    tokenizer, bound = make()
+    assert bound.fewest_tokens(text) <= len(tokenizer.encode(text).ids)
+
+
+def test_a_token_of_the_longest_kind_is_one_at_least() -> None:
+    tokenizer, bound = known()
+    assert bound.longest == len(START)
+    assert bound.fewest_tokens(START * 3) == len(tokenizer.encode(START * 3).ids) == 3
+    assert bound.fewest_tokens("") == 0
+
+
+def test_bytes_without_a_token_do_not_count() -> None:
+    tokenizer, bound = with_few_bytes()
+    text = "xyz" * 1_000 + "abc"
+    assert bound.fewest_tokens(text) == len(tokenizer.encode(text).ids) == 3
+
+
+def test_every_byte_has_its_letter() -> None:
+    assert sorted(byte_letters()) == list(range(256))
+    assert set(byte_letters().values()) == set(pre_tokenizers.ByteLevel.alphabet())
 
 
 def test_steps_that_split_and_keep_everything_leave_the_bound() -> None:
@@ -40,7 +64,7 @@ def test_steps_that_split_and_keep_everything_leave_the_bound() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(use_regex=False)]
     )
-    assert longest_token_bytes(tokenizer) == known()[1]
+    assert token_bound(tokenizer) == known()[1]
 
 
 def normalizing() -> Tokenizer:
@@ -68,8 +92,8 @@ def truncating() -> Tokenizer:
     return tokenizer
 
 
-def without_a_byte() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+def with_an_unknown_token() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "?": 1}, merges=[], unk_token="?", fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     return tokenizer
 
@@ -81,11 +105,11 @@ def of_words() -> Tokenizer:
 
 
 def of_characters() -> Tokenizer:
-    return Tokenizer(models.BPE(vocab={"a": 0, "?": 1}, merges=[], unk_token="?", fuse_unk=True))
+    return Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
 
 
 @pytest.mark.parametrize(
-    "make", [normalizing, removing_spaces, stripping, truncating, without_a_byte, of_words, of_characters]
+    "make", [normalizing, removing_spaces, stripping, truncating, with_an_unknown_token, of_words, of_characters]
 )
 def test_there_is_no_bound_where_a_token_may_stand_for_any_length(make: Callable[[], Tokenizer]) -> None:
-    assert longest_token_bytes(make()) is None
+    assert token_bound(make()) is None

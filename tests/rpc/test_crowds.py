@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 
@@ -16,14 +15,13 @@ from prefixcache.errors import EngineStopped
 from tests.engine.driver import random_prompt
 from tests.fakes.fake_engine import FakeEngine
 from tests.rpc.real_worker import RealWorker, real_worker
-from tests.rpc.wire import until
+from tests.rpc.wire import connect, is_served, until
 
 Build = Callable[..., composition.Worker]
 
 NUM_CALLS = 1_000
 NUM_AT_ONCE = 50
 MAX_GROWTH_BYTES = 64 << 20
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 def any_call(client: AsyncClient, draw: random.Random) -> Awaitable[object]:
@@ -100,22 +98,6 @@ async def test_one_that_never_reads_is_bounded_by_its_own_answer(build_tiny: Bui
         assert (await worker.client.generate("other", max_new_tokens=3)).token_ids
         for stream in streams:
             await stream.aclose()
-
-
-def connect(address: str) -> socket.socket:
-    """A connection that says it speaks HTTP/2, as gRPC does, and then nothing."""
-    host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), timeout=10)
-    connection.sendall(PREFACE)
-    return connection
-
-
-def is_served(connection: socket.socket) -> bool:
-    """Whether the server has answered; False where it has closed the connection."""
-    try:
-        return connection.recv(1) != b""
-    except ConnectionError:
-        return False
 
 
 @pytest.fixture

@@ -6,66 +6,52 @@ from model_worker.rpc import bounds
 from prefixcache.errors import CapacityExceeded, InvalidRequest
 from prefixcache.pb.v1 import cache_pb2, worker_pb2
 from prefixcache.pb.v1.worker_pb2 import Chat, ChatMessage, GenerateRequest, Prompt, TokenIds
-from tests.fakes.fake_engine import FakeTokenizer
+from tests.fakes.fake_engine import FakeDescription
 from tests.rpc.wire import Worker, error_of
 
-LONGEST_TOKEN_BYTES = 2
-MOST_BYTES = 999 * LONGEST_TOKEN_BYTES
 FIFTY_MB = 50 * 10**6
-TOO_LONG = {
-    "text": (Prompt(text="é" * 1000), "prompt.text has 2000 bytes and the model's window leaves 999 tokens"),
-    "chat": (Prompt(chat=Chat(messages=[ChatMessage(role="user", content="x" * 1992)])), "rendered, has 1999 bytes"),
-}
-
-
-@pytest.fixture
-def bounded(worker: Worker) -> Worker:
-    """A worker whose tokens stand for two bytes at most, in a window of a thousand tokens."""
-    worker.engine.tokenizer = FakeTokenizer(longest_token_bytes=LONGEST_TOKEN_BYTES)
-    return worker
+LONG = "é" * 300_000
+TOO_LONG = {"text": Prompt(text=LONG), "chat": Prompt(chat=Chat(messages=[ChatMessage(role="user", content=LONG)]))}
 
 
 @pytest.mark.parametrize("kind", TOO_LONG)
-async def test_a_prompt_that_cannot_fit_is_refused_by_its_size(bounded: Worker, kind: str) -> None:
-    prompt, message = TOO_LONG[kind]
+async def test_a_prompt_that_cannot_fit_is_refused_by_its_size(worker: Worker, kind: str) -> None:
+    prompt = TOO_LONG[kind]
     failures = [
-        await error_of(bounded.model.Generate(GenerateRequest(prompt=prompt)).read()),
-        await error_of(bounded.cache.Warm(cache_pb2.WarmRequest(prompt=prompt))),
+        await error_of(worker.model.Generate(GenerateRequest(prompt=prompt)).read()),
+        await error_of(worker.cache.Warm(cache_pb2.WarmRequest(prompt=prompt))),
     ]
     assert {type(failure) for failure in failures} == {InvalidRequest}
     (text,) = {str(failure) for failure in failures}
-    assert message in text
-    assert "at most 1998 bytes; shorten the prompt or start the worker with a larger --max-model-len" in text
-    assert (bounded.engine.requests, bounded.engine.warmings) == ([], [])
+    assert f"prompt.{kind} has 3000" in text
+    assert "tokens at least, and the model's window leaves 999 to a prompt; shorten it or start" in text
+    assert (worker.engine.requests, worker.engine.warmings) == ([], [])
+    assert worker.engine.tokenizer.num_encoded == 0
 
 
-async def test_a_text_that_cannot_fit_is_not_tokenized(bounded: Worker) -> None:
-    await error_of(bounded.model.Generate(GenerateRequest(prompt=TOO_LONG["text"][0])).read())
-    assert bounded.engine.num_io_calls == bounded.engine.num_long_io_calls == 0
-
-
-async def test_a_text_that_may_fit_goes_to_the_engine(bounded: Worker) -> None:
-    await bounded.model.Generate(GenerateRequest(prompt=Prompt(text="x" * MOST_BYTES))).read()
-    assert len(bounded.engine.requests) == 1
+async def test_a_long_prompt_that_may_fit_goes_to_the_engine(worker: Worker) -> None:
+    worker.engine.description = FakeDescription(max_model_len=300_001)
+    await worker.model.Generate(GenerateRequest(prompt=TOO_LONG["text"])).read()
+    assert len(worker.engine.requests) == 1
 
 
 @pytest.mark.parametrize("kind", TOO_LONG)
-async def test_tokenize_and_lookup_take_texts_beyond_the_window(bounded: Worker, kind: str) -> None:
-    prompt, _ = TOO_LONG[kind]
-    assert len((await bounded.model.Tokenize(worker_pb2.TokenizeRequest(prompt=prompt))).ids) > MOST_BYTES
-    assert (await bounded.cache.Lookup(cache_pb2.LookupRequest(prompt=prompt))).prompt_tokens > MOST_BYTES
+async def test_tokenize_and_lookup_take_texts_beyond_the_window(worker: Worker, kind: str) -> None:
+    prompt = TOO_LONG[kind]
+    assert len((await worker.model.Tokenize(worker_pb2.TokenizeRequest(prompt=prompt))).ids) >= 600_000
+    assert (await worker.cache.Lookup(cache_pb2.LookupRequest(prompt=prompt))).prompt_tokens >= 600_000
 
 
 @pytest.mark.parametrize(("num_bytes", "calls"), [(bounds.LONG_PROMPT_BYTES, (1, 0)), (10**6, (0, 1))])
 async def test_long_texts_go_their_own_way(worker: Worker, num_bytes: int, calls: tuple[int, int]) -> None:
-    await worker.model.Generate(GenerateRequest(prompt=Prompt(text="x" * num_bytes))).read()
+    await worker.model.Tokenize(worker_pb2.TokenizeRequest(prompt=Prompt(text="x" * num_bytes)))
     assert (worker.engine.num_io_calls, worker.engine.num_long_io_calls) == calls
 
 
 @pytest.mark.parametrize(("num_bytes", "calls"), [(1000, (1, 0)), (10**6, (0, 1))])
 async def test_long_chats_go_their_own_way(worker: Worker, num_bytes: int, calls: tuple[int, int]) -> None:
     prompt = Prompt(chat=Chat(messages=[ChatMessage(role="user", content="x" * num_bytes)]))
-    await worker.model.Generate(GenerateRequest(prompt=prompt)).read()
+    await worker.model.Tokenize(worker_pb2.TokenizeRequest(prompt=prompt))
     assert (worker.engine.num_io_calls, worker.engine.num_long_io_calls) == calls
 
 

@@ -26,7 +26,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[PrefixCacheError], str]] = {
     "empty text": ("", {}, InvalidRequest, "prompt.text has no tokens; send a prompt of at least one token"),
     "ids beyond the window": ([1] * WINDOW, {}, InvalidRequest, "has 512 tokens and max_model_len is 512"),
     "text beyond the window": ("ab " * 300, {}, InvalidRequest, "has 900 tokens and max_model_len is 512, which"),
-    "text far beyond it": ("x" * 10**6, {}, InvalidRequest, "prompt.text has 1000000 bytes and the model's window"),
+    "text far beyond it": ("x" * 10**6, {}, InvalidRequest, "are 111112 tokens at least, and the model's window"),
     "prompt and answer": ([1] * 500, {"max_new_tokens": 13}, InvalidRequest, "ask for at most 12 new tokens"),
     "no new tokens": ("x", {"max_new_tokens": 0}, InvalidRequest, "stopping.max_new_tokens is 0; send 1 to 512"),
     "huge answer": ("x", {"max_new_tokens": 2**32 - 1}, InvalidRequest, "stopping.max_new_tokens is 4294967295"),
@@ -94,6 +94,20 @@ async def test_a_chat_is_refused_by_a_model_without_template(
     async with real_worker(build_tiny, model=str(folder)) as worker:
         with pytest.raises(InvalidRequest, match=r"model 'plain' has no chat template; send prompt.text or"):
             await worker.client.chat(USER)
+
+
+@pytest.mark.parametrize("l1_bytes", [0, 4095])
+async def test_a_worker_whose_l1_holds_no_block_serves_and_says_why_nothing_is_cached(
+    build_tiny: Callable[..., composition.Worker], worker: RealWorker, l1_bytes: int
+) -> None:
+    expected = await worker.client.generate([1] * 20, max_new_tokens=4)
+    async with real_worker(build_tiny, l1_bytes=l1_bytes) as uncached:
+        for _ in range(2):
+            answer = await uncached.client.generate([1] * 20, max_new_tokens=4)
+            assert answer.token_ids == expected.token_ids
+            assert answer.usage.cached_prompt_tokens == answer.usage.cache_creation_tokens == 0
+        with pytest.raises(InvalidRequest, match=r"caches nothing, .* start it without --no-cache and with more"):
+            await uncached.client.warm([1] * 20)
 
 
 @pytest.mark.parametrize("name", ODD_TEXTS)
