@@ -160,6 +160,13 @@ def test_unknown_events_are_skipped(servicer: RecordingServicer, client: Client)
     assert client.generate("x").text == "Hello"
 
 
+def test_a_reason_of_a_later_version_is_unspecified(servicer: RecordingServicer, client: Client) -> None:
+    unknown = worker_pb2.Finished.FromString(b"\x08\x4d")
+    servicer.script("Generate", [*finished_stream("Hello")[:-1], worker_pb2.GenerateResponse(finished=unknown)])
+    assert unknown.reason == 77
+    assert client.generate("x").finish_reason == "unspecified"
+
+
 def test_progress_is_told_and_asked_for_only_then(servicer: RecordingServicer, client: Client) -> None:
     messages = finished_stream("Hello")
     for place, processed in ((1, 4), (2, 8)):

@@ -60,31 +60,30 @@ async def test_a_thousand_calls_that_end_at_random_moments_leave_nothing(build_t
         assert set(worker.failed_calls) == {"CANCELLED"}
 
 
-async def read_slowly(worker: RealWorker, *, pause_s: float, num_pauses: int) -> int:
-    """Read an answer with a pause after each of the first messages; the number of its tokens."""
-    stream = worker.client.stream("slow", max_new_tokens=450, ignore_eos=True, logprobs=20)
+async def read_slowly(worker: RealWorker, may_hurry: asyncio.Event) -> int:
+    """Read an answer at one message a second until it may hurry; the number of its tokens."""
     num_tokens = 0
-    for place in range(1_000):
-        chunk = await anext(stream, None)
-        if chunk is None:
-            break
+    async for chunk in worker.client.stream("slow", max_new_tokens=450, ignore_eos=True, logprobs=20):
         num_tokens += len(chunk.token_ids)
-        await asyncio.sleep(pause_s if place < num_pauses else 0)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(may_hurry.wait(), 1.0)
     return num_tokens
 
 
 async def test_a_reader_of_one_message_a_second_slows_nobody_and_holds_no_slot(build_tiny: Build) -> None:
+    may_hurry = asyncio.Event()
     async with real_worker(build_tiny) as worker:
         expected = await worker.client.generate("others", max_new_tokens=30, ignore_eos=True)
-        slow = asyncio.create_task(read_slowly(worker, pause_s=1.0, num_pauses=4))
+        slow = asyncio.create_task(read_slowly(worker, may_hurry))
         engine = worker.driver.engine
         await until(lambda: engine.stats().requests.received == 2)
         for _ in range(5):
             answer = await worker.client.generate("others", max_new_tokens=30, ignore_eos=True)
             assert answer.token_ids == expected.token_ids
         await until(lambda: engine.stats().requests.finished == 7)
-        assert not slow.done(), "the slow reader was not slow"
         assert worker.driver.gauges.num_running == 0
+        assert not slow.done(), "the slow reader was not slow"
+        may_hurry.set()
         assert await slow == 450
 
 

@@ -53,7 +53,9 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
-    """What to compute on: text, a chat, or token ids."""
+    """What to compute on: text, a chat, or token ids. Of several in one message the
+    last counts, as protobuf has it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
