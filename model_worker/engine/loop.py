@@ -205,9 +205,8 @@ class EngineLoop:
             assert sequence.run.slot is not None
             rows.append(DecodeRow(sequence.run.slot, sequence.output_ids[-1], sequence.next_position, sequence.sampler))
         tokens = await self._thread.run(self._runner.decode, rows)
-        for sequence, token in zip(sequences, tokens, strict=True):
-            if sequence.is_abandoned:
-                continue
+        drawn = zip(sequences, tokens, strict=True)
+        for sequence, token in [pair for pair in drawn if not pair[0].is_abandoned]:
             if isinstance(token, Exception):
                 self._fail_alone(sequence, token)
             else:
@@ -252,7 +251,6 @@ class EngineLoop:
         self.recomputer.offer(CanonicalRun(history, tokens, run.root), num_known=len(run))
 
     def _fail_alone(self, sequence: Sequence, fault: Exception) -> None:
-        """Fail a request for a fault that is not its neighbours'."""
         name = sequence.request.request_id
         logger.error("request %s: its next token or text could not be made", name, exc_info=fault)
         self._fail(sequence, InternalError(f"request {name} failed in the worker"))
