@@ -18,7 +18,7 @@ from model_worker import AsyncLocalClient, LocalClient
 from model_worker.config import WorkerSettings
 from model_worker.local import LocalSettings
 from model_worker.worker import Worker
-from prefixcache import AsyncClient, Client, errors
+from prefixcache import AsyncClient, Client, GenerateOptions, errors
 from tests.doors import OpenDoor, in_process, through_server
 
 ROOT = Path(model_worker.__file__).parents[1]
@@ -61,21 +61,28 @@ def untimed(value: Any) -> Any:
     }
 
 
+def settled(client: Client, answer: Any) -> Any:
+    """The answer, once all its tokens that can be cached are."""
+    deadline = time.monotonic() + PATIENCE_S
+    while client.stats().engine.pending_recompute_tokens:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return answer
+
+
 def everything(client: Client) -> list[Any]:
     """What every method gives, in an order that lets each see what the ones before have done."""
+    options: GenerateOptions = {"max_new_tokens": 7, "ignore_eos": True, "seed": 5, "logprobs": 2}
     answers = [
-        client.generate(prompt, max_new_tokens=7, ignore_eos=True, seed=5, temperature=temperature, logprobs=2)
+        settled(client, client.generate(prompt, temperature=temperature, **options))
         for prompt in PROMPTS
         for temperature in (0.0, 1.5)
     ]
-    check_at_rest(client)
-    while client.stats().engine.pending_recompute_tokens:
-        time.sleep(0.01)
     pieces = client.stream(LONG, max_new_tokens=5, ignore_eos=True)
     text = "".join(chunk.text for chunk in pieces)
     return [
         *answers,
-        client.chat(CHAT, max_new_tokens=3),
+        settled(client, client.chat(CHAT, max_new_tokens=3)),
         text,
         pieces.started,
         pieces.result,
@@ -293,7 +300,8 @@ def test_a_program_that_forgets_to_close_ends_quietly(tiny_settings: dict[str, A
     code = (
         "from model_worker import LocalClient\n"
         f"client = LocalClient(**{tiny_settings!r})\n"
-        "print(len(client.generate('x', max_new_tokens=3, ignore_eos=True).token_ids))"
+        "print(client.generate('x', max_new_tokens=40, ignore_eos=True).usage.completion_tokens)\n"
+        "print(len(next(client.stream('y', max_new_tokens=400, ignore_eos=True)).token_ids))"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (result.stdout, result.stderr, result.returncode) == ("3\n", "", 0)
+    assert (result.stdout, result.stderr, result.returncode) == ("40\n1\n", "", 0)
