@@ -18,7 +18,7 @@ from model_worker import AsyncLocalClient, LocalClient
 from model_worker.config import WorkerSettings
 from model_worker.local import LocalSettings
 from model_worker.worker import Worker
-from prefixcache import AsyncClient, Client, GenerateOptions, errors
+from prefixcache import AsyncClient, Client, errors
 from tests.doors import OpenDoor, in_process, through_server
 
 ROOT = Path(model_worker.__file__).parents[1]
@@ -72,7 +72,7 @@ def settled(client: Client, answer: Any) -> Any:
 
 def everything(client: Client) -> list[Any]:
     """What every method gives, in an order that lets each see what the ones before have done."""
-    options: GenerateOptions = {"max_new_tokens": 7, "ignore_eos": True, "seed": 5, "logprobs": 2}
+    options: dict[str, Any] = {"max_new_tokens": 7, "ignore_eos": True, "seed": 5, "logprobs": 2}
     answers = [
         settled(client, client.generate(prompt, temperature=temperature, **options))
         for prompt in PROMPTS
@@ -83,6 +83,7 @@ def everything(client: Client) -> list[Any]:
     return [
         *answers,
         settled(client, client.chat(CHAT, max_new_tokens=3)),
+        settled(client, client.generate(LONG, n=5, temperature=1.5, **options)),
         text,
         pieces.started,
         pieces.result,
