@@ -41,7 +41,7 @@ class RequestRecord:
         return {k: round(v, 6) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
-def whole(samples: Sequence[RequestRecord]) -> RequestRecord:
+def combine(samples: Sequence[RequestRecord]) -> RequestRecord:
     """The record of a request from those of its samples, the first first; of one sample its own.
 
     The prompt, the cache's part in it and the times to and between tokens are the first

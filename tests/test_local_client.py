@@ -1,11 +1,13 @@
 """One behaviour through two doors: a server and its client, and the client with the engine in its process."""
 
 import dataclasses
+import gc
 import inspect
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -213,6 +215,26 @@ def test_a_closed_local_client_has_no_thread_left(doors: dict[str, OpenDoor]) ->
     assert set(threading.enumerate()) <= before
     with pytest.raises(errors.RequestCancelled, match="closed"):
         client.stats()
+
+
+def test_a_closed_local_client_gives_its_memory_back(
+    doors: dict[str, OpenDoor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from model_worker import worker
+
+    built: list[weakref.ref[Any]] = []
+    build_on = worker.build_on
+
+    def remember(*args: Any) -> Worker:
+        made = build_on(*args)
+        built.extend(weakref.ref(part) for part in (made.engine, made.runner, made.slots, made.cache))
+        return made
+
+    monkeypatch.setattr(worker, "build_on", remember)
+    with doors["process"]() as client:
+        next(client.stream(LONG, max_new_tokens=400, ignore_eos=True))
+    gc.collect()
+    assert [reference() for reference in built] == [None] * 4
 
 
 def test_two_local_clients_live_beside_each_other_and_share_nothing(doors: dict[str, OpenDoor]) -> None:

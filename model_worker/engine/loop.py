@@ -26,7 +26,7 @@ from model_worker.kv.slots import SlotPool
 from model_worker.models.catalog import ModelDescription
 from model_worker.models.measuring import Meter
 from model_worker.models.tokenizer import PromptTokenizer
-from prefixcache.accounting import whole
+from prefixcache.accounting import combine
 from prefixcache.cache import BlockCache
 from prefixcache.core.blocks import token_bytes
 from prefixcache.errors import InternalError, PrefixCacheError
@@ -289,7 +289,7 @@ class EngineLoop:
             self._close_request(sequence)
 
     def _close_request(self, sequence: Sequence) -> None:
-        record = whole([sample.record for sample in sequence.samples])
+        record = combine([sample.record for sample in sequence.samples])
         self.ledger.close(record)
         logger.info("request %s %s", record.request_id, record.outcome, extra={"record": record.log_fields()})
         if record.outcome == "finished":
