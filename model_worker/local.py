@@ -33,6 +33,7 @@ class LocalSettings(TypedDict, total=False):
     l1_bytes: int
     is_cache_enabled: bool
     num_threads: int | None
+    verifies_weights: bool
 
 
 class AsyncLocalClient(AsyncClient):

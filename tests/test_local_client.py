@@ -27,6 +27,7 @@ ROOT = Path(model_worker.__file__).parents[1]
 PATIENCE_S = 20.0
 LONG = "the rain in the land and the sand in the hand, and then the wind"
 CHAT = [{"role": "user", "content": "and the band?"}]
+OF_THE_RUN = {"timings", "latency", "request_id", "resident_bytes", "is_remembered", "load_average"}
 PROMPTS: list[Any] = [LONG, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3], CHAT]
 
 
@@ -52,14 +53,12 @@ def check_at_rest(client: Client) -> None:
 
 
 def untimed(value: Any) -> Any:
-    """A result without what differs from run to run: times, request ids, memory."""
+    """A result without what differs from run to run."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {
-        name: untimed(field)
-        for name, field in fields.items()
-        if not name.endswith("_s") and name not in ("timings", "latency", "request_id", "resident_bytes")
+        name: untimed(field) for name, field in fields.items() if not name.endswith("_s") and name not in OF_THE_RUN
     }
 
 
@@ -90,6 +89,7 @@ def everything(client: Client) -> list[Any]:
         pieces.started,
         pieces.result,
         client.model_info(),
+        client.diagnose(measure=False),
         client.tokenize(CHAT),
         client.lookup(LONG),
         client.warm(LONG + " and more in the end"),

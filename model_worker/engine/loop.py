@@ -16,7 +16,7 @@ from model_worker.engine.canonical import Canonical, CanonicalRun
 from model_worker.engine.diagnosis import WorkerFacts
 from model_worker.engine.ledger import Ledger
 from model_worker.engine.model_thread import ModelThread
-from model_worker.engine.request import Finished, Progress, Started, TokensGenerated
+from model_worker.engine.request import Finished, Progress, Started
 from model_worker.engine.runner import DecodeRow, ModelRunner
 from model_worker.engine.scheduler import Scheduler
 from model_worker.engine.sequence import Phase, Sequence
@@ -214,7 +214,6 @@ class EngineLoop:
                 self._deliver(sequence, token)
 
     def _deliver(self, sequence: Sequence, token: int) -> None:
-        output_text = sequence.output_text
         sequence.output_ids.append(token)
         try:
             reason, text = self.admission.judge(sequence, token)
@@ -223,8 +222,7 @@ class EngineLoop:
             logger.exception("the text of request %s could not be made", name)
             self._fail(sequence, InternalError(f"request {name} failed in the worker"))
             return
-        logprobs, matched_stop = sequence.sampler.take_logprobs(), output_text.matched_stop or ""
-        sequence.mailbox.put(TokensGenerated([token], text, logprobs, sequence.number, reason, matched_stop))
+        sequence.deliver(token, text, finish_reason=reason)
         if reason:
             self._finish(sequence, reason)
 

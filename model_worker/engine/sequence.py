@@ -135,6 +135,12 @@ class Sequence:
         self.samples, self.mailbox = samples, samples[0].mailbox
         samples.append(self)
 
+    def deliver(self, token: int, text: str, *, finish_reason: str) -> None:
+        """Put a token and its certain text into the mailbox; ``finish_reason`` with the last."""
+        matched_stop = self.output_text.matched_stop or ""
+        logprobs = self.sampler.take_logprobs()
+        self.mailbox.put(TokensGenerated([token], text, logprobs, self.number, finish_reason, matched_stop))
+
     @property
     def awaits_prompt(self) -> bool:
         """Whether the first sample has yet to compute the prompt, whose blocks this one then finds in the cache."""
