@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from model_worker.config import DEFAULT_LISTEN, WorkerSettings
+from model_worker.config import DEFAULT_LISTEN, DEVICES, DTYPES, MAX_THREADS, WorkerSettings
 from model_worker.logs import set_up_logging
 from prefixcache.config import parse_size
 from prefixcache.errors import ConfigError, InternalError, NotFound, PrefixCacheError
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from model_worker.worker import Worker
 
 logger = logging.getLogger("model_worker")
-
-MAX_THREADS = 1_024
 
 
 def _positive(text: str) -> int:
@@ -68,8 +66,8 @@ def parser() -> argparse.ArgumentParser:
     """The flags of a worker."""
     flags = argparse.ArgumentParser(prog="python -m model_worker", description="Serve one model over gRPC.")
     flags.add_argument("--model", default="smollm2-135m", help="a catalogue name, a folder or a .gguf file")
-    flags.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    flags.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="type to compute in")
+    flags.add_argument("--device", choices=DEVICES, default="auto")
+    flags.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type to compute in")
     flags.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="port 0: any free one")
     flags.add_argument("--insecure", action="store_true", help="allow an address beyond loopback without TLS")
     flags.add_argument("--max-model-len", type=_positive, help="most tokens of prompt and output together")
@@ -118,9 +116,11 @@ def load(settings: WorkerSettings) -> "Worker":
 
     resolve(settings.model)
     asyncio.run(check_listen(parse_listen(settings.listen), insecure=settings.is_insecure))
-    from model_worker.worker import build
+    from model_worker.worker import build, tune_process
 
-    return build(settings)
+    worker = build(settings)
+    tune_process()
+    return worker
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:

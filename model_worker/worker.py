@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 import torch
@@ -65,15 +66,19 @@ def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Ten
     """
     thread = ModelThread()
     try:
-        return thread.call(_build, settings, thread, observe_logits)
+        return thread.call(partial(build_on, thread, settings, observe_logits=observe_logits))
     except BaseException:
         thread.close()
         raise
 
 
-def _build(
-    settings: WorkerSettings, thread: ModelThread, observe_logits: Callable[[Slot, torch.Tensor], None] | None
+def build_on(
+    thread: ModelThread,
+    settings: WorkerSettings,
+    *,
+    observe_logits: Callable[[Slot, torch.Tensor], None] | None = None,
 ) -> Worker:
+    """What ``build`` does, called on ``thread``, which the worker's engine then owns."""
     startup = Startup()
     model = _load(settings)
     startup.note("load")
@@ -86,7 +91,6 @@ def _build(
     qualification = _qualify(model, Circumstances(namespace.digest(), machine, limits.max_num_seqs))
     startup.note("qualification")
     cells, cache = _cache(settings, model)
-    _settle_garbage()
     startup.note("cache")
     logger.info("built in: %s", startup.text())
     rows = qualification.row_counts
@@ -118,7 +122,6 @@ def _free_bytes(device: torch.device) -> int:
 def _load(settings: WorkerSettings) -> LoadedModel:
     device = pick_device(settings.device)
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
-    sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
     memory = None if settings.verifies_weights else digest_folder()
     options = LoadOptions(settings.dtype, device, block_size, settings.max_model_len, memory)
@@ -227,8 +230,12 @@ def _describe(
     )
 
 
-def _settle_garbage() -> None:
-    """Keep what was loaded out of every later collection; full passes run when the engine is idle."""
+def tune_process() -> None:
+    """Set this process, once all is loaded, for nothing but serving.
+
+    What was loaded is kept out of every later collection; full passes run when the engine is idle.
+    """
+    sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()

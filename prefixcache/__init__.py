@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from prefixcache.client.types import Progress as Progress
     from prefixcache.client.types import Prompt as Prompt
     from prefixcache.client.types import RequestCounters as RequestCounters
+    from prefixcache.client.types import Sample as Sample
     from prefixcache.client.types import Started as Started
     from prefixcache.client.types import Timings as Timings
     from prefixcache.client.types import TokenCounters as TokenCounters
@@ -87,6 +88,7 @@ _EXPORTS = {
         "Prompt",
         "QualificationCheck",
         "RequestCounters",
+        "Sample",
         "Started",
         "Chunk",
         "Timings",

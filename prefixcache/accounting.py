@@ -4,7 +4,8 @@ The engine fills it; the response's usage and timings, the statistics and the
 log line are all read from it, so they cannot disagree.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(slots=True)
@@ -38,3 +39,24 @@ class RequestRecord:
     def log_fields(self) -> dict[str, str | int | float]:
         """The record as a flat dictionary for one log line; times rounded to microseconds."""
         return {k: round(v, 6) if isinstance(v, float) else v for k, v in asdict(self).items()}
+
+
+def combine(samples: Sequence[RequestRecord]) -> RequestRecord:
+    """The record of a request from those of its samples, the first first; of one sample its own.
+
+    The prompt, the cache's part in it and the times to and between tokens are the first
+    sample's; completion tokens, work and what was cached are summed; the end is the last one's.
+    """
+    first = samples[0]
+    if len(samples) == 1:
+        return first
+    outcomes = {record.outcome for record in samples}
+    return replace(
+        first,
+        outcome=next(outcome for outcome in ("failed", "cancelled", "finished") if outcome in outcomes),
+        completion_tokens=sum(record.completion_tokens for record in samples),
+        cache_creation_tokens=sum(record.cache_creation_tokens for record in samples),
+        computed_prompt_tokens=sum(record.computed_prompt_tokens for record in samples),
+        prefill_s=sum(record.prefill_s for record in samples),
+        total_s=max(record.total_s for record in samples),
+    )

@@ -97,11 +97,11 @@ import sys, time
 from model_worker import worker
 from model_worker.__main__ import main
 
-def load_slowly(*arguments):
+def load_slowly(*arguments, **options):
     print("loading", flush=True)
     time.sleep(60)
 
-worker._build = load_slowly
+worker.build_on = load_slowly
 sys.exit(main(["--model", sys.argv[1], "--listen", "127.0.0.1:0"]))
 """
 

@@ -1,13 +1,17 @@
 """What a worker knows of itself and of the machine; measurements run between the engine's own operations."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from model_worker.engine.model_thread import ModelThread
-from model_worker.models.measuring import Measurement, Meter
 from prefixcache.errors import CapacityExceeded, EngineStopped
+
+if TYPE_CHECKING:
+    from model_worker.models.measuring import Measurement, Meter
 
 Result = TypeVar("Result")
 

@@ -215,19 +215,28 @@ class Engine:
                 f"request_id is {request.request_id!r}, which a waiting or running request has; send another or none"
             )
         sequence = self._loop.admission.prepare(request, now=self._clock())
-        if self._loop.scheduler.is_full:
-            self._loop.ledger.requests.refused += 1
-            num_waiting = self._loop.scheduler.num_waiting
-            raise CapacityExceeded(
-                f"the queue is full: {num_waiting} requests wait; try again later or raise --max-waiting"
-            )
+        self._check_room(len(sequence.samples))
         self._open[request.request_id] = sequence
         self._loop.enqueue(sequence)
         return sequence
 
+    def _check_room(self, num_samples: int) -> None:
+        num_free, num_waiting = self._loop.scheduler.num_free, self._loop.scheduler.num_waiting
+        if num_samples <= num_free:
+            return
+        self._loop.ledger.requests.refused += 1
+        if num_free > 0:
+            raise CapacityExceeded(
+                f"the queue has room for {num_free} of {num_samples} samples; ask for fewer, try again later or raise "
+                f"--max-waiting"
+            )
+        raise CapacityExceeded(
+            f"the queue is full: {num_waiting} requests wait; try again later or raise --max-waiting"
+        )
+
     def _find(self, request_id: str) -> Sequence | None:
         sequence = self._open.get(request_id)
-        if sequence is None or sequence.is_abandoned or sequence.phase is Phase.ENDED:
+        if sequence is None or all(one.is_abandoned or one.phase is Phase.ENDED for one in sequence.samples):
             return None
         return sequence
 

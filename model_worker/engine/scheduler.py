@@ -30,9 +30,9 @@ class Scheduler:
         return self._running
 
     @property
-    def is_full(self) -> bool:
-        """Whether the queue takes nobody more; who will get a free place at once does not count as waiting."""
-        return len(self._waiting) + len(self._running) >= self._max_num_seqs + self._max_waiting
+    def num_free(self) -> int:
+        """Sequences the queue takes now; who will get a free place at once does not count as waiting."""
+        return self._max_num_seqs + self._max_waiting - len(self._waiting) - len(self._running)
 
     @property
     def has_work(self) -> bool:
@@ -40,7 +40,7 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Add a sequence at the end of the queue; the caller has looked at ``is_full``."""
+        """Add a sequence at the end of the queue; the caller has looked at ``num_free``."""
         self._waiting.append(sequence)
 
     def drop_waiting(self, sequence: Sequence) -> bool:
@@ -57,8 +57,14 @@ class Scheduler:
         return taken
 
     def next_admission(self) -> Sequence | None:
-        """Move the head of the queue to running, where a slot is free for it."""
+        """Move the head of the queue to running, where a slot is free for it.
+
+        A sample other than the first waits until the first has their prompt computed, and all behind it wait too:
+        theirs would be computed later anyway.
+        """
         if not self._waiting or len(self._running) >= self._max_num_seqs:
+            return None
+        if self._waiting[0].awaits_prompt:
             return None
         sequence = self._waiting.popleft()
         self._running.append(sequence)

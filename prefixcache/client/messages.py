@@ -9,7 +9,17 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from google.protobuf.message import Message as WireMessage
 
 from prefixcache.client.options import GenerateSettings
-from prefixcache.client.types import Chunk, FinishReason, Generation, Prompt, Timings, TokenLogprobs, Tool, Usage
+from prefixcache.client.types import (
+    Chunk,
+    FinishReason,
+    Generation,
+    Prompt,
+    Sample,
+    Timings,
+    TokenLogprobs,
+    Tool,
+    Usage,
+)
 from prefixcache.errors import InvalidRequest
 from prefixcache.pb.v1 import worker_pb2 as pb
 
@@ -86,20 +96,24 @@ def chunk(tokens: pb.Tokens) -> Chunk:
         TokenLogprobs(at_token.logprob, tuple((top.id, top.logprob) for top in at_token.top))
         for at_token in tokens.logprobs
     )
-    return Chunk(tokens.text, tuple(tokens.ids), tuple(logprobs))
+    reason = None if tokens.reason == pb.FINISH_REASON_UNSPECIFIED else _REASONS.get(tokens.reason, "unspecified")
+    return Chunk(tokens.text, tuple(tokens.ids), tuple(logprobs), tokens.sample, reason, tokens.matched_stop)
 
 
 def generation(chunks: Sequence[Chunk], finished: pb.Finished, *, request_id: str) -> Generation:
     """Make the result of a finished stream from all its chunks and its last message."""
+    num_samples = max((part.sample for part in chunks), default=0) + 1
+    samples = tuple(_sample([part for part in chunks if part.sample == number]) for number in range(num_samples))
     return Generation(
-        text="".join(part.text for part in chunks),
-        token_ids=tuple(token for part in chunks for token in part.token_ids),
+        text=samples[0].text,
+        token_ids=samples[0].token_ids,
         usage=read(Usage, finished.usage),
         timings=read(Timings, finished.timings),
         finish_reason=_REASONS.get(finished.reason, "unspecified"),
         matched_stop=finished.matched_stop,
         request_id=request_id,
-        logprobs=tuple(logprobs for part in chunks for logprobs in part.logprobs),
+        logprobs=samples[0].logprobs,
+        samples=samples,
     )
 
 
@@ -111,9 +125,20 @@ def set_field(message: WireMessage, name: str, value: object) -> None:
         raise InvalidRequest(f"{name} = {value!r:.200} cannot be sent: {error}") from None
 
 
+def _sample(chunks: Sequence[Chunk]) -> Sample:
+    return Sample(
+        text="".join(part.text for part in chunks),
+        token_ids=tuple(token for part in chunks for token in part.token_ids),
+        finish_reason=chunks[-1].finish_reason or "unspecified" if chunks else "unspecified",
+        matched_stop=chunks[-1].matched_stop if chunks else "",
+        logprobs=tuple(logprobs for part in chunks for logprobs in part.logprobs),
+    )
+
+
 def _set_sampling(sampling: pb.Sampling, settings: GenerateSettings) -> None:
     for name in _SAMPLING_FIELDS:
         set_field(sampling, name, getattr(settings, name))
+    set_field(sampling, "n", settings.n)
     for name in ("seed", "logprobs"):
         if getattr(settings, name) is not None:
             set_field(sampling, name, getattr(settings, name))

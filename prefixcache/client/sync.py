@@ -13,6 +13,7 @@ from prefixcache.client.aio_stream import AsyncGenerationStream
 from prefixcache.client.diagnosis import Diagnosis
 from prefixcache.client.loop_thread import LoopThread
 from prefixcache.client.options import GenerateOptions
+from prefixcache.client.transport import Transport
 from prefixcache.client.types import (
     Chunk,
     Cleared,
@@ -91,13 +92,20 @@ class Client:
             print(client.generate("Once upon a time", max_new_tokens=20).text)
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float | None = 120.0, retries: int = 3) -> None:
-        self._client = AsyncClient(address, timeout=timeout, retries=retries)
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout: float | None = 120.0,
+        retries: int = 3,
+        transport: Transport | None = None,
+    ) -> None:
+        self._client = AsyncClient(address, timeout=timeout, retries=retries, transport=transport)
         self._loop = LoopThread()
 
     @property
     def address(self) -> str:
-        """Where the worker is."""
+        """Where the worker is; empty in this process."""
         return self._client.address
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
