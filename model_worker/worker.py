@@ -69,7 +69,9 @@ def _build(
     device = pick_device(settings.device)
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
-    model = load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size, settings.max_model_len))
+    trusts_code = settings.is_remote_code_trusted
+    options = LoadOptions(settings.dtype, device, block_size, settings.max_model_len, is_code_trusted=trusts_code)
+    model = load(resolve(settings.model, with_code=trusts_code), options)
     limits = _limits(settings, model)
     slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=device)
     plan = _plan(settings, model, slots)

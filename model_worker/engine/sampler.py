@@ -151,7 +151,7 @@ def _processors(params: SamplingParams, context: SamplerContext) -> LogitsProces
     num_prompt = len(context.prompt_token_ids)
     processors = LogitsProcessorList()
     if params.logit_bias:
-        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias]))
+        processors.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in params.logit_bias}))
     if params.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.presence_penalty or params.frequency_penalty:

@@ -15,7 +15,8 @@ import torch
 
 from model_worker.models.catalog import ModelSource
 from model_worker.models.conversion import cache_folder, converted_folder
-from model_worker.models.digest import weights_digest
+from model_worker.models.digest import code_digest, weights_digest
+from model_worker.models.files import CONFIG, check_files
 from model_worker.models.fused import fuse_layers
 from model_worker.models.layout import KvLayout
 from model_worker.models.linear import activation_dtype, is_packing_supported, pack_linears, packed_linears
@@ -34,12 +35,16 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load: dtype by name, device, tokens a block, longest sequence (None: the model's, at most 8,192)."""
+    """How to load: dtype by name, device, tokens a block, longest sequence (None: the model's, at most 8,192).
+
+    ``is_code_trusted`` allows Python code that the model brings along to run.
+    """
 
     dtype: str
     device: torch.device
     block_size: int
     max_model_len: int | None = None
+    is_code_trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +90,15 @@ def pick_device(name: str) -> torch.device:
 
 def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     """Load ``source``; raises ConfigError with what to change where it cannot be served."""
-    folder = _folder_of(source, options.dtype)
+    folder = model_folder(source, options.dtype)
+    check_files(folder)
     activations = activation_dtype(DTYPES[options.dtype], options.device)
-    model, tokenizer = load_folder(folder, dtype=activations, device=options.device)
+    model, tokenizer = load_folder(
+        folder, dtype=activations, device=options.device, is_code_trusted=options.is_code_trusted
+    )
+    prompt_tokenizer = PromptTokenizer(tokenizer)
     causal = running(lambda: runnable(model))
+    _check_vocabulary(folder, prompt_tokenizer, causal)
     max_model_len = options.max_model_len or min(causal.max_positions, DEFAULT_MAX_MODEL_LEN)
     check_length(model.config, max_model_len=max_model_len, max_positions=causal.max_positions)
     freeze_rope(model, max_model_len=max_model_len)
@@ -103,11 +113,11 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     return LoadedModel(
         name=source.name,
         causal=causal,
-        tokenizer=PromptTokenizer(tokenizer),
+        tokenizer=prompt_tokenizer,
         layout=layout,
         device=options.device,
         dtype=options.dtype,
-        weights_digest=weights_digest(folder),
+        weights_digest=_digest(folder, with_code=options.is_code_trusted),
         rope_digest=rope_digest,
         weights_bytes=weights_bytes,
         packed_bytes=packed_bytes,
@@ -138,7 +148,31 @@ def _kernel_counts(model: LoadedModel) -> str:
     return " ".join(f"{name}:{count}" for name, count in sorted(counts.items())) or "torch"
 
 
-def _folder_of(source: ModelSource, dtype: str) -> Path:
+def _check_vocabulary(folder: Path, tokenizer: PromptTokenizer, causal: CausalModel) -> None:
+    vocab_size = causal.config.get("vocab_size")
+    if vocab_size is None:
+        raise ConfigError(
+            f"{folder / CONFIG} has no vocab_size of its own, as the configs of models for several kinds of input; "
+            f"serve a model for text alone"
+        )
+    if tokenizer.highest_id >= vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {folder} has token ids up to {tokenizer.highest_id} and the model a vocabulary of "
+            f"{vocab_size}; get tokenizer and model of the same model"
+        )
+
+
+def _digest(folder: Path, *, with_code: bool) -> bytes:
+    """What decides KV besides the config: the weights' bytes, and where the model's own code may run, that code's."""
+    digest = weights_digest(folder)
+    return hashlib.sha256(digest + code_digest(folder)).digest() if with_code else digest
+
+
+def model_folder(source: ModelSource, dtype: str) -> Path:
+    """The folder in transformers' format that ``source`` is loaded from: its own, or a GGUF file's converted copy.
+
+    Converts where there is no intact copy yet; raises ConfigError where that cannot be done.
+    """
     if source.gguf_file is None:
         return source.folder
     gguf = source.folder / source.gguf_file

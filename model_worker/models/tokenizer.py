@@ -43,6 +43,11 @@ class PromptTokenizer:
         self.has_chat_template = bool(tokenizer.chat_template)
         self.takes_tools = re.search(r"\btools\b", str(tokenizer.chat_template)) is not None
 
+    @property
+    def highest_id(self) -> int:
+        """The highest token id that a text or a template can have."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
     def encode_text(self, text: str) -> list[int]:
         """Tokens of plain text, with the special tokens the tokenizer adds by default."""
         return self._encode(text, add_special_tokens=True)

@@ -64,39 +64,82 @@ def convert_gguf(gguf: Path, *, dtype: str, target: Path) -> None:
 
 
 def load_folder(
-    folder: Path, *, dtype: torch.dtype, device: torch.device
+    folder: Path, *, dtype: torch.dtype, device: torch.device, is_code_trusted: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer with the engine's attention; raises ConfigError with what is wrong and what to do."""
+    """Load model and tokenizer with the engine's attention; raises ConfigError with what is wrong and what to do.
+
+    Python code that the model brings along runs only if ``is_code_trusted``; a model of a
+    type that transformers knows is then loaded with transformers' own code.
+    """
     silence()
     AttentionInterface.register(attention.NAME, attention.attention_forward)
     AttentionInterface.register(attention.SHAPES_NAME, attention.record_shapes)
+    local: Any = {"local_files_only": True, "trust_remote_code": is_code_trusted}
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, **local)
         check_rope(config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
             attn_implementation="eager",
-            local_files_only=True,
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
+            **local,
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        _check_is_fast(folder, tokenizer)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"cannot load the model in {folder}: {error}") from error
+        raise _unloadable(folder, error) from error
     model, report = loaded
-    _check_complete(folder, sorted(report["missing_keys"]))
+    _check_weights(folder, report)
     straighten_linears(model)
     return model.to(device).eval(), tokenizer
 
 
-def _check_complete(folder: Path, missing: list[str]) -> None:
+def _check_is_fast(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ConfigError(
+            f"the tokenizer in {folder} ({type(tokenizer).__name__}) is not one of the tokenizers library; get a model "
+            f"with a tokenizer.json"
+        )
+
+
+def _unloadable(folder: Path, error: Exception) -> ConfigError:
+    if "trust_remote_code" in str(error):
+        code = ", ".join(sorted(path.name for path in folder.glob("*.py"))) or "files that it names"
+        return ConfigError(
+            f"the model in {folder} is loaded by Python code of its own ({code}), which could do anything this user "
+            f"can; read it, and only if you trust it start with --trust-remote-code"
+        )
+    return ConfigError(
+        f"cannot load the model in {folder}: {error}; serve a causal language model of a type that transformers "
+        f"{library_version()} knows, its files whole"
+    )
+
+
+def _check_weights(folder: Path, report: dict[str, Any]) -> None:
+    """Refuse what transformers only warns of: weights drawn at random, or left over."""
+    misshapen, missing, left_over = (
+        sorted(report[name]) for name in ("mismatched_keys", "missing_keys", "unexpected_keys")
+    )
+    if misshapen:
+        name, found, wanted = misshapen[0]
+        raise ConfigError(
+            f"{len(misshapen)} weights in {folder} have another shape than config.json says, such as {name}: "
+            f"{list(found)} and not {list(wanted)}; get config.json and weights of the same model"
+        )
     if missing:
         raise ConfigError(
             f"the files in {folder} lack {len(missing)} of the model's weights, such as {missing[0]}, which would be "
             f"drawn at random; get the whole model"
+        )
+    if left_over:
+        raise ConfigError(
+            f"the files in {folder} hold {len(left_over)} weights, such as {left_over[0]}, for which the model that "
+            f"config.json says has no place; get config.json and weights of the same model"
         )
 
 
@@ -122,6 +165,8 @@ class CausalModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self._batch: attention.AttentionBatch | None = None
+        model.base_model.register_forward_pre_hook(self._hand_on_batch, with_kwargs=True)
         self._chosen_experts = ""
         self._has_experts = bool(model._can_set_experts_implementation())  # noqa: SLF001  has no public name
 
@@ -161,10 +206,18 @@ class CausalModel:
     ) -> Tensor:
         """As ``forward_kv``, and the logits ``[num_logits, vocab_size]`` of the last rows; 0: of all rows."""
         self._choose_experts(batch)
-        output = self.model(
-            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=num_logits, attention_batch=batch
-        )
+        self._batch = batch
+        try:
+            output = self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=num_logits)
+        finally:
+            self._batch = None
         return cast("Tensor", output.logits[0])
+
+    def _hand_on_batch(
+        self, base: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give the batch to the base model itself: some heads keep what they do not know to themselves."""
+        return positional, named if self._batch is None else named | {"attention_batch": self._batch}
 
     def reference_logits(self, ids: Tensor) -> Tensor:
         """Logits ``[tokens, vocab_size]`` of ``ids`` ``[1, tokens]`` in one forward with the model's own attention."""
