@@ -78,12 +78,11 @@ def fetch(repo: str, revision: str | None, *, with_code: bool, log_every_s: floa
 
 def _download(model: HubId, log: DownloadLog, *, with_code: bool) -> Path:
     """Small files first: the index among them names the weight files."""
+    bars = log.bar_class()
     small = [*SMALL_FILES, *(CODE_FILES if with_code else ())]
-    folder = Path(
-        snapshot_download(model.repo, revision=model.revision, allow_patterns=small, tqdm_class=log.bar_class())
-    )
+    folder = Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=small, tqdm_class=bars))
     weights = weight_names(folder) or [WEIGHTS]
-    snapshot_download(model.repo, revision=folder.name, allow_patterns=weights, tqdm_class=log.bar_class())
+    snapshot_download(model.repo, revision=folder.name, allow_patterns=weights, tqdm_class=bars)
     log.end()
     absent = [name for name in (CONFIG, *weights) if not (folder / name).is_file()]
     if absent:
