@@ -16,6 +16,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+GGUF_MAGIC = b"GGUF"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 
@@ -29,6 +30,17 @@ def check_files(folder: Path) -> None:
         _check_tokenizer(folder)
     except OSError as error:
         raise unreadable(folder, error) from error
+
+
+def check_gguf(path: Path) -> None:
+    """Raise ConfigError where ``path`` cannot be read or does not begin as a GGUF file does."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if beginning != GGUF_MAGIC:
+        raise ConfigError(f"{path} is no GGUF file: it begins with {beginning!r} and not {GGUF_MAGIC!r}; get it again")
 
 
 def read_json(path: Path) -> dict[str, Any]:

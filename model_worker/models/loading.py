@@ -16,7 +16,7 @@ import torch
 from model_worker.models.catalog import ModelSource
 from model_worker.models.conversion import cache_folder, converted_folder
 from model_worker.models.digest import code_digest, weights_digest
-from model_worker.models.files import CONFIG, check_files
+from model_worker.models.files import CONFIG, check_files, check_gguf
 from model_worker.models.fused import fuse_layers
 from model_worker.models.layout import KvLayout
 from model_worker.models.linear import activation_dtype, is_packing_supported, pack_linears, packed_linears
@@ -176,6 +176,7 @@ def model_folder(source: ModelSource, dtype: str) -> Path:
     if source.gguf_file is None:
         return source.folder
     gguf = source.folder / source.gguf_file
+    check_gguf(gguf)
     try:
         return converted_folder(gguf, dtype=dtype, root=cache_folder(), on_convert=logger.info)
     except OSError as error:

@@ -55,7 +55,10 @@ def convert_gguf(gguf: Path, *, dtype: str, target: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **names)
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
     except Exception as error:
-        raise ConfigError(f"cannot read the model in {gguf}: {error}; get the file again") from error
+        raise ConfigError(
+            f"cannot read the model in {gguf}: {error}; get the file again, or one of a kind that transformers "
+            f"{library_version()} reads from GGUF"
+        ) from error
     try:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)

@@ -1,7 +1,7 @@
 from hashlib import sha256
 from pathlib import Path
 
-from model_worker.models.digest import file_digest, folder_digests, weights_digest
+from model_worker.models.digest import code_digest, file_digest, folder_digests, weights_digest
 
 
 def write(folder: Path, **contents: str) -> Path:
@@ -34,3 +34,12 @@ def test_the_weights_digest_sees_bytes_names_and_shards_and_nothing_else(tmp_pat
         weights_digest(write(tmp_path / "g", config_json="{}")),
     ]
     assert len({base, *changed}) == 6
+
+
+def test_the_code_digest_sees_python_files_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, modeling_py="1")
+    before = code_digest(tmp_path)
+    write(tmp_path, config_json="2", a_safetensors="3")
+    assert code_digest(tmp_path) == before
+    write(tmp_path, modeling_py="4")
+    assert code_digest(tmp_path) != before
