@@ -29,7 +29,7 @@ class DownloadLog:
         log = self
 
         class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
-            def __init__(self, *arguments: Any, **options: Any) -> None:
+            def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401  tqdm's own
                 self._counts_bytes = options.get("unit") == "B"
                 options.pop("name", None)
                 super().__init__(*arguments, **options | {"disable": True})

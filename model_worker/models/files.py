@@ -5,6 +5,7 @@ errors speak of classes. Here a damaged folder is refused by the file that is wr
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,29 @@ def check_files(folder: Path) -> None:
         _check_tokenizer(folder)
     except OSError as error:
         raise unreadable(folder, error) from error
+
+
+def check_loaded(folder: Path, report: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what transformers' loading report only warns of: weights drawn at random, or left over."""
+    misshapen, missing, left_over = (
+        sorted(report[name]) for name in ("mismatched_keys", "missing_keys", "unexpected_keys")
+    )
+    if misshapen:
+        name, found, wanted = misshapen[0]
+        raise ConfigError(
+            f"{len(misshapen)} weights in {folder} have another shape than config.json says, such as {name}: "
+            f"{list(found)} and not {list(wanted)}; get config.json and weights of the same model"
+        )
+    if missing:
+        raise ConfigError(
+            f"the files in {folder} lack {len(missing)} of the model's weights, such as {missing[0]}, which would be "
+            f"drawn at random; get the whole model"
+        )
+    if left_over:
+        raise ConfigError(
+            f"the files in {folder} hold {len(left_over)} weights, such as {left_over[0]}, for which the model that "
+            f"config.json says has no place; get config.json and weights of the same model"
+        )
 
 
 def check_gguf(path: Path) -> None:

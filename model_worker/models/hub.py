@@ -116,8 +116,8 @@ def _explained(model: HubId, error: Exception) -> PrefixCacheError:
             return ConfigError(f"{hub} refuses model {str(model)!r}: {_first_line(error)}; try again later")
     if _is_about_storing(error):
         return ConfigError(
-            f"cannot store model {str(model)!r} in {constants.HF_HUB_CACHE}: {_first_line(error)}; free space there, or "
-            f"set HF_HOME to a folder with space that can be written"
+            f"cannot store model {str(model)!r} in {constants.HF_HUB_CACHE}: {_first_line(error)}; free space there, "
+            f"or set HF_HOME to a folder with space that can be written"
         )
     return ConfigError(
         f"cannot download model {str(model)!r} from {hub}: {type(error).__name__}: {_first_line(error)}; start again, "
@@ -134,8 +134,8 @@ def _out_of_reach(model: HubId, error: LocalEntryNotFoundError) -> PrefixCacheEr
         )
     cause = error.__cause__ or error
     return ConfigError(
-        f"cannot reach {constants.ENDPOINT} for model {str(model)!r} ({type(cause).__name__}: {_first_line(cause)}), and "
-        f"it is not {where}; check the network and HF_ENDPOINT, or name a local folder"
+        f"cannot reach {constants.ENDPOINT} for model {str(model)!r} ({type(cause).__name__}: {_first_line(cause)}), "
+        f"and it is not {where}; check the network and HF_ENDPOINT, or name a local folder"
     )
 
 

@@ -20,10 +20,10 @@ from model_worker.models.files import CONFIG, check_files, check_gguf
 from model_worker.models.fused import fuse_layers
 from model_worker.models.layout import KvLayout
 from model_worker.models.linear import activation_dtype, is_packing_supported, pack_linears, packed_linears
-from model_worker.models.rope import check_length, freeze_rope
+from model_worker.models.rope import check_length, check_rope, freeze_rope
 from model_worker.models.sequential import runnable
 from model_worker.models.tokenizer import PromptTokenizer
-from model_worker.models.transformers_adapter import CausalModel, library_version, load_folder
+from model_worker.models.transformers_adapter import CausalModel, library_version, load_folder, read_config
 from model_worker.models.trial import check_attention, running
 from prefixcache.errors import ConfigError
 
@@ -93,8 +93,11 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     folder = model_folder(source, options.dtype)
     check_files(folder)
     activations = activation_dtype(DTYPES[options.dtype], options.device)
+    trusts_code = options.is_code_trusted
+    config = read_config(folder, is_code_trusted=trusts_code)
+    check_rope(config)
     model, tokenizer = load_folder(
-        folder, dtype=activations, device=options.device, is_code_trusted=options.is_code_trusted
+        folder, config, dtype=activations, device=options.device, is_code_trusted=trusts_code
     )
     prompt_tokenizer = PromptTokenizer(tokenizer)
     causal = running(lambda: runnable(model))
@@ -117,7 +120,7 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
         layout=layout,
         device=options.device,
         dtype=options.dtype,
-        weights_digest=_digest(folder, with_code=options.is_code_trusted),
+        weights_digest=_digest(folder, with_code=trusts_code),
         rope_digest=rope_digest,
         weights_bytes=weights_bytes,
         packed_bytes=packed_bytes,

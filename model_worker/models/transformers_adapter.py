@@ -1,5 +1,9 @@
-"""The one place that knows transformers' moving API: loading, converting, calling a model."""
+"""The one place that knows transformers' moving API: loading, converting, calling a model, its rope and its caches.
 
+The range of versions it works with is the one in ``pyproject.toml``.
+"""
+
+import inspect
 import logging
 import warnings
 from pathlib import Path
@@ -16,11 +20,28 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from model_worker.models import attention
-from model_worker.models.rope import check_rope
+from model_worker.models.files import check_loaded
 from prefixcache.errors import ConfigError
+
+__all__ = [
+    "Cache",
+    "CausalModel",
+    "DynamicCache",
+    "PreTrainedModel",
+    "cache_argument",
+    "convert_gguf",
+    "library_version",
+    "load_folder",
+    "read_config",
+    "rope_frequencies",
+    "silence",
+    "straighten_linears",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -66,21 +87,33 @@ def convert_gguf(gguf: Path, *, dtype: str, target: Path) -> None:
         raise OSError(f"{target} cannot be written: {error}") from error
 
 
+def read_config(folder: Path, *, is_code_trusted: bool) -> Any:  # noqa: ANN401  config classes differ
+    """The config of the model in ``folder``; raises ConfigError with what is wrong and what to do."""
+    silence()
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=is_code_trusted)
+    except Exception as error:
+        raise _unloadable(folder, error) from error
+
+
 def load_folder(
-    folder: Path, *, dtype: torch.dtype, device: torch.device, is_code_trusted: bool
+    folder: Path,
+    config: Any,  # noqa: ANN401  config classes differ
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_code_trusted: bool,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer with the engine's attention; raises ConfigError with what is wrong and what to do.
 
-    Python code that the model brings along runs only if ``is_code_trusted``; a model of a
-    type that transformers knows is then loaded with transformers' own code.
+    Python code that the model brings along runs only if ``is_code_trusted``; without, a
+    model of a type that transformers knows is loaded with transformers' own code.
     """
     silence()
     AttentionInterface.register(attention.NAME, attention.attention_forward)
     AttentionInterface.register(attention.SHAPES_NAME, attention.record_shapes)
     local: Any = {"local_files_only": True, "trust_remote_code": is_code_trusted}
     try:
-        config = AutoConfig.from_pretrained(folder, **local)
-        check_rope(config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -97,7 +130,7 @@ def load_folder(
     except Exception as error:
         raise _unloadable(folder, error) from error
     model, report = loaded
-    _check_weights(folder, report)
+    check_loaded(folder, report)
     straighten_linears(model)
     return model.to(device).eval(), tokenizer
 
@@ -123,29 +156,6 @@ def _unloadable(folder: Path, error: Exception) -> ConfigError:
     )
 
 
-def _check_weights(folder: Path, report: dict[str, Any]) -> None:
-    """Refuse what transformers only warns of: weights drawn at random, or left over."""
-    misshapen, missing, left_over = (
-        sorted(report[name]) for name in ("mismatched_keys", "missing_keys", "unexpected_keys")
-    )
-    if misshapen:
-        name, found, wanted = misshapen[0]
-        raise ConfigError(
-            f"{len(misshapen)} weights in {folder} have another shape than config.json says, such as {name}: "
-            f"{list(found)} and not {list(wanted)}; get config.json and weights of the same model"
-        )
-    if missing:
-        raise ConfigError(
-            f"the files in {folder} lack {len(missing)} of the model's weights, such as {missing[0]}, which would be "
-            f"drawn at random; get the whole model"
-        )
-    if left_over:
-        raise ConfigError(
-            f"the files in {folder} hold {len(left_over)} weights, such as {left_over[0]}, for which the model that "
-            f"config.json says has no place; get config.json and weights of the same model"
-        )
-
-
 def straighten_linears(model: torch.nn.Module) -> None:
     """Replace every ``Conv1D``, a linear layer with its weight transposed, by the ``nn.Linear`` it stands for."""
     for parent in list(model.modules()):
@@ -159,6 +169,19 @@ def _linear_of(layer: Conv1D) -> torch.nn.Linear:
     linear.weight = torch.nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
     linear.bias = torch.nn.Parameter(layer.bias.detach(), requires_grad=False)
     return linear
+
+
+def rope_frequencies(kind: str, config: Any, *, seq_len: int, layer_type: str | None) -> Tensor:  # noqa: ANN401
+    """The rotary frequencies of rope ``kind`` for sequences of ``seq_len``; layer_type None: of all layers."""
+    options = {} if layer_type is None else {"layer_type": layer_type}
+    compute: Any = ROPE_INIT_FUNCTIONS[kind]
+    frequencies, _ = compute(config, torch.device("cpu"), seq_len=seq_len, **options)
+    return cast("Tensor", frequencies)
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's ``forward`` calls the cache it is given."""
+    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
 
 class CausalModel:

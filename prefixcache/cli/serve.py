@@ -11,7 +11,9 @@ from prefixcache.errors import EngineStopped
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["bfloat16", "float32"]
-ModelOption = Annotated[str, typer.Option("--model", help="A name of the catalogue, a folder, a GGUF file or org/name on the hub.")]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="A catalogue name, a folder, a GGUF file or a hub's org/name.")
+]
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where the model runs.")]
 
 

@@ -36,7 +36,8 @@ def running(hub: Hub) -> Iterator[Hub]:
         def do_GET(self) -> None:
             answer(self, hub)
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            answer(self, hub)
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
@@ -74,7 +75,10 @@ def answer_api(request: BaseHTTPRequestHandler, hub: Hub, words: list[str]) -> N
     if files is None:
         send(request, b"", status=401, headers={"X-Error-Code": "RepoNotFound"})
     elif what[:1] == ["tree"]:
-        send_json(request, [{"type": "file", "path": name, "size": len(data), "oid": oid(data)} for name, data in files.items()])
+        send_json(
+            request,
+            [{"type": "file", "path": name, "size": len(data), "oid": oid(data)} for name, data in files.items()],
+        )
     elif what[1:] in ([], ["main"], ["v1"], [COMMIT]):
         send_json(request, {"id": repository, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]})
     else:
@@ -90,6 +94,10 @@ def answer_file(request: BaseHTTPRequestHandler, hub: Hub, words: list[str]) -> 
     if request.command == "GET":
         hub.served.append(name)
     send(request, data, headers={"ETag": f'"{oid(data)}"', "X-Repo-Commit": COMMIT})
+
+
+def file_entry(name: str, data: bytes) -> dict[str, object]:
+    return {"type": "file", "path": name, "size": len(data), "oid": oid(data)}
 
 
 def oid(data: bytes) -> str:
