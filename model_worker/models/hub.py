@@ -8,6 +8,7 @@ import errno
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
@@ -78,19 +79,24 @@ def fetch(repo: str, revision: str | None, *, with_code: bool, log_every_s: floa
 
 def _download(model: HubId, log: DownloadLog, *, with_code: bool) -> Path:
     """Small files first: the index among them names the weight files."""
-    bars = log.bar_class()
+    options: dict[str, Any] = {"tqdm_class": log.bar_class(), "local_files_only": constants.HF_HUB_OFFLINE}
     small = [*SMALL_FILES, *(CODE_FILES if with_code else ())]
-    folder = Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=small, tqdm_class=bars))
+    folder = Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=small, **options))
     weights = weight_names(folder) or [WEIGHTS]
-    snapshot_download(model.repo, revision=folder.name, allow_patterns=weights, tqdm_class=bars)
+    if _absent(folder, weights):
+        snapshot_download(model.repo, revision=folder.name, allow_patterns=weights, **options)
     log.end()
-    absent = [name for name in (CONFIG, *weights) if not (folder / name).is_file()]
+    absent = _absent(folder, [CONFIG, *weights])
     if absent:
         raise ConfigError(
             f"model {str(model)!r} from {constants.ENDPOINT} has no {absent[0]} in {folder}; serve a model that has "
             f"safetensors weights, or download one of its .gguf files and name that"
         )
     return folder
+
+
+def _absent(folder: Path, names: list[str]) -> list[str]:
+    return [name for name in names if not (folder / name).is_file()]
 
 
 def _explained(model: HubId, error: Exception) -> PrefixCacheError:
