@@ -65,7 +65,8 @@ def _size(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """The flags of a worker."""
     flags = argparse.ArgumentParser(prog="python -m model_worker", description="Serve one model over gRPC.")
-    flags.add_argument("--model", default="smollm2-135m", help="a catalogue name, a folder or a .gguf file")
+    flags.add_argument("--model", default="smollm2-135m", help="a catalogue name, a folder, a .gguf file or org/name")
+    flags.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings along")
     flags.add_argument("--device", choices=DEVICES, default="auto")
     flags.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type to compute in")
     flags.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="port 0: any free one")
@@ -101,6 +102,7 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
         block_size=arguments.block_size,
         l1_bytes=arguments.l1_bytes,
         is_cache_enabled=not arguments.no_cache,
+        is_remote_code_trusted=arguments.trust_remote_code,
         num_threads=arguments.threads,
         verifies_weights=arguments.verify_weights,
         grace_s=arguments.grace,
@@ -109,13 +111,14 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
 
 
 def load(settings: WorkerSettings) -> "Worker":
-    """Build the worker, once model and address are known to be there; SIGTERM ends the process at once."""
-    signal.signal(signal.SIGTERM, _exit_at_once)
+    """Build the worker, once address and model are known to be there; SIGTERM and SIGINT end the process at once."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit_at_once)
     from model_worker.models.catalog import resolve
     from model_worker.rpc.listening import check_listen, parse_listen
 
-    resolve(settings.model)
     asyncio.run(check_listen(parse_listen(settings.listen), insecure=settings.is_insecure))
+    resolve(settings.model, with_code=settings.is_remote_code_trusted)
     from model_worker.worker import build, tune_process
 
     worker = build(settings)
@@ -124,7 +127,7 @@ def load(settings: WorkerSettings) -> "Worker":
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave without waiting for the thread that loads."""
+    """Leave without waiting for the threads that download or load."""
     logger.info("stopped before serving")
     logging.shutdown()
     os._exit(0)

@@ -36,6 +36,7 @@ class WorkerSettings:
     block_size: int | None = None
     l1_bytes: int = 1 << 30
     is_cache_enabled: bool = True
+    is_remote_code_trusted: bool = False
     num_threads: int | None = None
     verifies_weights: bool = False
     grace_s: float = 30.0

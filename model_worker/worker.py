@@ -124,8 +124,9 @@ def _load(settings: WorkerSettings) -> LoadedModel:
     torch.set_num_threads(settings.num_threads or torch.get_num_threads())
     block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
     memory = None if settings.verifies_weights else digest_folder()
-    options = LoadOptions(settings.dtype, device, block_size, settings.max_model_len, memory)
-    return load(resolve(settings.model), options)
+    trusts_code = settings.is_remote_code_trusted
+    options = LoadOptions(settings.dtype, device, block_size, settings.max_model_len, memory, trusts_code)
+    return load(resolve(settings.model, with_code=trusts_code), options)
 
 
 def _qualify(model: LoadedModel, circumstances: Circumstances) -> Qualification:

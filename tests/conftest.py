@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+import model_worker  # noqa: F401 -- before torch: it bounds the spinning of torch's threads
+
 if TYPE_CHECKING:
     from model_worker.worker import Worker
 

@@ -44,7 +44,15 @@ def folder_digests(folder: Path, *, skip: Iterable[str] = (), memory: Path | Non
 
 def weights_digest(folder: Path, *, memory: Path | None = None) -> bytes:
     """One digest over all weight files of a folder: names and bytes, in sorted order; SHA-256 of nothing for none."""
-    paths = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    return _joined(sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES), memory)
+
+
+def code_digest(folder: Path, *, memory: Path | None = None) -> bytes:
+    """As ``weights_digest``, of the Python files directly in ``folder``."""
+    return _joined(sorted(folder.glob("*.py")), memory)
+
+
+def _joined(paths: list[Path], memory: Path | None) -> bytes:
     total = hashlib.sha256()
     for name, digest in _digests(paths, memory).items():
         total.update(len(name).to_bytes(4, "little") + name.encode() + digest)

@@ -48,6 +48,11 @@ class PromptTokenizer:
         """A number of tokens that ``text`` has at least, found without tokenizing; 0 where nothing is known."""
         return 0 if self._bound is None else self._bound.fewest_tokens(text)
 
+    @property
+    def highest_id(self) -> int:
+        """The highest token id that a text or a template can have."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
     def encode_text(self, text: str) -> list[int]:
         """Tokens of plain text, with the special tokens the tokenizer adds by default."""
         return self._encode(text, add_special_tokens=True)

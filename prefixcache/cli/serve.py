@@ -11,12 +11,17 @@ from prefixcache.errors import EngineStopped
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["bfloat16", "float32"]
-ModelOption = Annotated[str, typer.Option("--model", help="A name of the catalogue, a folder or a GGUF file.")]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="A catalogue name, a folder, a GGUF file or a hub's org/name.")
+]
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where the model runs.")]
 
 
 def serve(
     model: ModelOption = "smollm2-135m",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings along.")
+    ] = False,
     device: DeviceOption = "auto",
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Type to compute in.")] = None,
     listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Port 0: a free one.")] = DEFAULT_ADDRESS,
@@ -47,6 +52,7 @@ def serve(
     """
     arguments = worker_arguments(
         model=model,
+        trust_remote_code=trust_remote_code,
         device=device,
         dtype=dtype,
         listen=listen,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from model_worker.models import digest
-from model_worker.models.digest import file_digest, folder_digests, weights_digest
+from model_worker.models.digest import code_digest, file_digest, folder_digests, weights_digest
 
 
 def write(folder: Path, **contents: str) -> Path:
@@ -114,3 +114,12 @@ def test_a_memory_that_cannot_be_written_costs_nothing_but_time(settled: Path, t
     (tmp_path / "file").touch()
     path = settled / "model.safetensors"
     assert file_digest(path, memory=tmp_path / "file") == file_digest(path)
+
+
+def test_the_code_digest_sees_python_files_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, modeling_py="1")
+    before = code_digest(tmp_path)
+    write(tmp_path, config_json="2", a_safetensors="3")
+    assert code_digest(tmp_path) == before
+    write(tmp_path, modeling_py="4")
+    assert code_digest(tmp_path) != before
