@@ -7,6 +7,8 @@ log line are all read from it, so they cannot disagree.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+OUTCOMES_BY_WEIGHT = ("failed", "deadline_exceeded", "cancelled", "finished")
+
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -53,7 +55,7 @@ def combine(samples: Sequence[RequestRecord]) -> RequestRecord:
     outcomes = {record.outcome for record in samples}
     return replace(
         first,
-        outcome=next(outcome for outcome in ("failed", "cancelled", "finished") if outcome in outcomes),
+        outcome=next(outcome for outcome in OUTCOMES_BY_WEIGHT if outcome in outcomes),
         completion_tokens=sum(record.completion_tokens for record in samples),
         cache_creation_tokens=sum(record.cache_creation_tokens for record in samples),
         computed_prompt_tokens=sum(record.computed_prompt_tokens for record in samples),
