@@ -16,6 +16,7 @@ STAMP := $(VENV)/.installed
 PIP_LOG := $(VENV)/pip.log
 CONSTRAINTS := deploy/constraints.txt
 EXTRAS := worker,dev
+OLDEST_TESTS := tests/models tests/engine tests/e2e/test_exactness.py tests/e2e/test_plain_transformers.py
 # A plain path entry: a folder called prefixcache beside somebody's script must not hide the package.
 EDITABLE := --config-settings editable_mode=compat -e
 PACKAGES := prefixcache model_worker protos tests
@@ -30,7 +31,7 @@ define pip_install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow lint format types imports protos protos-check bench clean
+.PHONY: help setup demo serve test test-oldest test-slow lint format types imports protos protos-check bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +58,14 @@ serve: setup ## run a worker on 127.0.0.1:50051 until interrupted
 test: setup ## run the tests; ARGS are pytest's, COVERAGE=1 reports coverage
 	$(RUN_PYTEST) $(ARGS)
 	$(if $(COVERAGE),@$(BIN)/python -m coverage report --skip-covered)
+
+test-oldest: build/constraints-oldest.txt ## run the tests that touch models on the oldest transformers, in .venv-oldest
+	@$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=$< ARGS='$(OLDEST_TESTS) $(ARGS)'
+
+build/constraints-oldest.txt: $(CONSTRAINTS) deploy/constraints-oldest.txt
+	@mkdir -p $(@D)
+	@awk -F '==' 'FNR == 1 {file++} file == 1 {oldest[$$1] = 1; print} file == 2 && !($$1 in oldest)' \
+		deploy/constraints-oldest.txt $(CONSTRAINTS) >$@
 
 test-slow: setup ## run the long checks as well: the whole product of the exactness tests
 	$(RUN_PYTEST) -m 'slow and not cuda' --timeout 1500 $(ARGS)

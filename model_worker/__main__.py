@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from model_worker.config import DEFAULT_LISTEN, WorkerSettings
+from model_worker.config import DEFAULT_LISTEN, DEVICES, DTYPES, MAX_THREADS, WorkerSettings
 from model_worker.logs import set_up_logging
 from prefixcache.config import parse_size
 from prefixcache.errors import ConfigError, InternalError, NotFound, PrefixCacheError
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from model_worker.worker import Worker
 
 logger = logging.getLogger("model_worker")
-
-MAX_THREADS = 1_024
 
 
 def _positive(text: str) -> int:
@@ -69,9 +67,10 @@ def _size(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """The flags of a worker."""
     flags = argparse.ArgumentParser(prog="python -m model_worker", description="Serve one model over gRPC.")
-    flags.add_argument("--model", default="smollm2-135m", help="a catalogue name, a folder or a .gguf file")
-    flags.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    flags.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="type to compute in")
+    flags.add_argument("--model", default="smollm2-135m", help="a catalogue name, a folder, a .gguf file or org/name")
+    flags.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings along")
+    flags.add_argument("--device", choices=DEVICES, default="auto")
+    flags.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type to compute in")
     flags.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="port 0: any free one")
     flags.add_argument("--insecure", action="store_true", help="allow an address beyond loopback without TLS")
     flags.add_argument("--max-model-len", type=_positive, help="most tokens of prompt and output together")
@@ -82,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--block-size", type=_positive, help="tokens in a block; 64 on CPU, 256 on CUDA")
     flags.add_argument("--no-cache", action="store_true", help="cache no prefixes")
     flags.add_argument("--threads", type=_threads, help="CPU threads of the model; all by default")
+    flags.add_argument("--verify-weights", action="store_true", help="hash the model's files anew at this start")
     flags.add_argument("--grace", type=_seconds, default=30.0, metavar="SECONDS", help="for running requests at stop")
     flags.add_argument("--stop-at-eof", action="store_true", help="stop when standard input is closed")
     flags.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
@@ -114,27 +114,32 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
         block_size=arguments.block_size,
         l1_bytes=arguments.l1_bytes,
         is_cache_enabled=not arguments.no_cache,
+        is_remote_code_trusted=arguments.trust_remote_code,
         num_threads=arguments.threads,
+        verifies_weights=arguments.verify_weights,
         grace_s=arguments.grace,
         stops_at_eof=arguments.stop_at_eof,
     )
 
 
 def load(settings: WorkerSettings) -> "Worker":
-    """Build the worker, once model and address are known to be there; SIGTERM ends the process at once."""
-    signal.signal(signal.SIGTERM, _exit_at_once)
+    """Build the worker, once address and model are known to be there; SIGTERM and SIGINT end the process at once."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit_at_once)
     from model_worker.models.catalog import resolve
     from model_worker.rpc.listening import check_listen, parse_listen
 
-    resolve(settings.model)
     asyncio.run(check_listen(parse_listen(settings.listen), insecure=settings.is_insecure))
-    from model_worker.worker import build
+    resolve(settings.model, with_code=settings.is_remote_code_trusted)
+    from model_worker.worker import build, tune_process
 
-    return build(settings)
+    worker = build(settings)
+    tune_process()
+    return worker
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave without waiting for the thread that loads."""
+    """Leave without waiting for the threads that download or load."""
     logger.info("stopped before serving")
     logging.shutdown()
     os._exit(0)
@@ -142,8 +147,10 @@ def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 async def serve(worker: "Worker", settings: WorkerSettings) -> None:
     """Serve, and stop gracefully at SIGTERM or SIGINT; raises InternalError where the engine's loop fails."""
+    from model_worker.rpc.connections import raise_file_limit
     from model_worker.rpc.server import Server
 
+    raise_file_limit()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

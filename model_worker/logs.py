@@ -9,7 +9,7 @@ QUIET_LIBRARIES = ("transformers", "grpc", "asyncio", "urllib3", "filelock", "hu
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and a request's record where there is one."""
+    """One JSON object a line: time, level, logger, message, and a request's id, status or record if it has them."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write ``record`` as JSON."""
@@ -19,6 +19,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        entry |= {name: getattr(record, name) for name in ("request_id", "status") if hasattr(record, name)}
         entry |= getattr(record, "record", {})
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)

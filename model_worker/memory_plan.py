@@ -56,3 +56,8 @@ def available_bytes() -> int:
         except (OSError, ValueError):
             continue
     return min(limits)
+
+
+def free_bytes() -> int:
+    """Memory this process may still take: what the machine has left, or its cgroup's limit where that is nearer."""
+    return min(psutil.virtual_memory().available, available_bytes() - psutil.Process().memory_info().rss)

@@ -1,6 +1,6 @@
 """Composition root: builds a worker in order, checks its memory plan, runs it and stops it.
 
-Start: device, model, memory plan, row probe, canary, qualification, cache, engine, server. Stop is
+Start: device, model, memory plan, canary, qualification, cache, engine, server. Stop is
 the reverse: no new calls, running ones within the grace, engine, threads.
 """
 
@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 import torch
@@ -19,13 +20,17 @@ from model_worker.engine.engine import Engine
 from model_worker.engine.loop import EngineParts
 from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.runner import ModelRunner
+from model_worker.facts import worker_facts
 from model_worker.kv.slots import CellArray, Slot, SlotPool
-from model_worker.memory_plan import MemoryPlan, available_bytes
+from model_worker.memory_plan import MemoryPlan, available_bytes, free_bytes
 from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
+from model_worker.models.conversion import digest_folder
 from model_worker.models.loading import LoadedModel, LoadOptions, load, numerics_profile, pick_device
+from model_worker.models.machine import machine_facts
+from model_worker.models.measuring import Meter
 from model_worker.models.qualification import Circumstances, Qualification, qualified_folder, qualify
-from model_worker.models.row_probe import probe_rows
+from model_worker.startup import Startup
 from prefixcache.cache import BlockCache, NullCache, PrefixCache
 from prefixcache.core.namespace import Namespace, canonical_config
 from prefixcache.errors import ConfigError
@@ -39,6 +44,7 @@ FORMAT_VERSION = 1
 NUMERICS_VERSION = "1"
 # Python's own 5 ms is how long the model thread may wait for any other thread between two operations.
 GIL_SWITCH_INTERVAL_S = 0.0005
+SHORTEST_WINDOW = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +74,38 @@ def build(
     """
     thread = ModelThread()
     try:
-        return thread.call(_build, settings, thread, observe_logits, store or TieredStore())
+        return thread.call(partial(build_on, thread, settings, observe_logits=observe_logits, store=store))
     except BaseException:
         thread.close()
         raise
 
 
-def _build(
-    settings: WorkerSettings,
+def build_on(
     thread: ModelThread,
-    observe_logits: Callable[[Slot, torch.Tensor], None] | None,
-    store: TieredStore,
+    settings: WorkerSettings,
+    *,
+    observe_logits: Callable[[Slot, torch.Tensor], None] | None = None,
+    store: TieredStore | None = None,
 ) -> Worker:
-    device = pick_device(settings.device)
-    torch.set_num_threads(settings.num_threads or torch.get_num_threads())
-    sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
-    block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
-    model = load(resolve(settings.model), LoadOptions(settings.dtype, device, block_size, settings.max_model_len))
+    """What ``build`` does, called on ``thread``, which the worker's engine then owns."""
+    startup = Startup()
+    model = _load(settings)
+    startup.note("load")
     limits = _limits(settings, model)
-    slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=device)
+    slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=model.device)
     plan = _plan(settings, model, slots)
-    allowed_rows = probe_rows(model.causal.model, max_rows=limits.max_num_seqs)
     namespace = _namespace(model, canary=canary_digest(model))
-    circumstances = Circumstances(namespace.digest(), allowed_rows, limits.max_num_seqs)
-    qualification = qualify(model, circumstances, folder=qualified_folder())
-    logger.info("qualification: %s", ", ".join(f"{name}: {found}" for name, found in qualification.checks.items()))
+    startup.note("canary")
+    machine = machine_facts(model.device)
+    qualification = _qualify(model, Circumstances(namespace.digest(), machine, limits.max_num_seqs))
+    startup.note("qualification")
     cells, cache = _cache(settings, model)
-    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=allowed_rows, observe_logits=observe_logits)
+    startup.note("cache")
+    logger.info("built in: %s", startup.text())
+    rows = qualification.row_counts
+    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=rows, observe_logits=observe_logits)
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
-    block_format = BlockFormat(namespace.digest(), model.layout.block_size, (model.layout.payload_tensor(),))
+    facts = worker_facts(namespace, plan, qualification=qualification, machine=machine, startup_s=startup.seconds)
     parts = EngineParts(
         description,
         model.tokenizer,
@@ -105,11 +114,40 @@ def _build(
         runner,
         thread,
         namespace.digest(),
-        store if cells is not None else TieredStore(),
-        block_format,
+        facts,
+        lambda: Meter(model, allowed_rows=rows, free_bytes=_free_bytes(model.device)),
+        store if store is not None and cells is not None else TieredStore(),
+        BlockFormat(namespace.digest(), model.layout.block_size, (model.layout.payload_tensor(),)),
     )
-    _settle_garbage()
     return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner, qualification)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory of the model's device that may still be taken."""
+    if device.type != "cuda":
+        return free_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _load(settings: WorkerSettings) -> LoadedModel:
+    device = pick_device(settings.device)
+    torch.set_num_threads(settings.num_threads or torch.get_num_threads())
+    block_size = settings.block_size or (CPU_BLOCK_SIZE if device.type == "cpu" else CUDA_BLOCK_SIZE)
+    memory = None if settings.verifies_weights else digest_folder()
+    trusts_code = settings.is_remote_code_trusted
+    options = LoadOptions(settings.dtype, device, block_size, settings.max_model_len, memory, trusts_code)
+    return load(resolve(settings.model, with_code=trusts_code), options)
+
+
+def _qualify(model: LoadedModel, circumstances: Circumstances) -> Qualification:
+    found = qualify(model, circumstances, folder=qualified_folder())
+    logger.info(
+        "qualification%s: %s",
+        " (remembered)" if found.is_remembered else "",
+        ", ".join(f"{name}: {text}" for name, text in found.checks.items()),
+    )
+    return found
 
 
 def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
@@ -118,6 +156,7 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
             f"--block-size {model.layout.block_size} is more than the {model.max_positions} positions model "
             f"{model.name!r} was made for, so no block could ever be filled; lower it"
         )
+    _check_window(settings, model)
     return EngineLimits(
         block_size=model.layout.block_size,
         max_model_len=model.max_model_len,
@@ -125,6 +164,20 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
         max_waiting=settings.max_waiting,
         default_max_new_tokens=settings.default_max_new_tokens,
     )
+
+
+def _check_window(settings: WorkerSettings, model: LoadedModel) -> None:
+    """Refuse a window in which no request, or with a cache no hit, could ever be: a block, a token and a new one."""
+    window, block_size = model.max_model_len, model.layout.block_size
+    if window < SHORTEST_WINDOW:
+        raise ConfigError(
+            f"--max-model-len {window} leaves no room for a prompt and a new token; give at least {SHORTEST_WINDOW}"
+        )
+    if settings.is_cache_enabled and window < block_size + SHORTEST_WINDOW:
+        raise ConfigError(
+            f"--max-model-len {window} is too short for any prompt to take a block of {block_size} tokens from the "
+            f"cache; give at least {block_size + SHORTEST_WINDOW}, a smaller --block-size, or --no-cache"
+        )
 
 
 def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> MemoryPlan:
@@ -189,8 +242,12 @@ def _describe(
     )
 
 
-def _settle_garbage() -> None:
-    """Keep what was loaded out of every later collection; full passes run when the engine is idle."""
+def tune_process() -> None:
+    """Set this process, once all is loaded, for nothing but serving.
+
+    What was loaded is kept out of every later collection; full passes run when the engine is idle.
+    """
+    sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from prefixcache.client import Client as Client
     from prefixcache.client import GenerateOptions as GenerateOptions
     from prefixcache.client import GenerationStream as GenerationStream
+    from prefixcache.client.diagnosis import Diagnosis as Diagnosis
+    from prefixcache.client.diagnosis import Measurement as Measurement
+    from prefixcache.client.diagnosis import QualificationCheck as QualificationCheck
     from prefixcache.client.types import CacheCounters as CacheCounters
     from prefixcache.client.types import CachedPrefix as CachedPrefix
     from prefixcache.client.types import Chunk as Chunk
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from prefixcache.client.types import Progress as Progress
     from prefixcache.client.types import Prompt as Prompt
     from prefixcache.client.types import RequestCounters as RequestCounters
+    from prefixcache.client.types import Sample as Sample
     from prefixcache.client.types import Started as Started
     from prefixcache.client.types import Timings as Timings
     from prefixcache.client.types import TokenCounters as TokenCounters
@@ -65,6 +69,7 @@ _EXPORTS = {
         "CachedPrefix",
         "Cleared",
         "Client",
+        "Diagnosis",
         "EngineCounters",
         "Evicted",
         "FinishReason",
@@ -73,6 +78,7 @@ _EXPORTS = {
         "GenerationStream",
         "LatencyCounters",
         "Lookup",
+        "Measurement",
         "Message",
         "Messages",
         "ModelInfo",
@@ -80,7 +86,9 @@ _EXPORTS = {
         "PrefixPage",
         "Progress",
         "Prompt",
+        "QualificationCheck",
         "RequestCounters",
+        "Sample",
         "Started",
         "Chunk",
         "Timings",

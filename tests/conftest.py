@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+import model_worker  # noqa: F401 -- before torch: it bounds the spinning of torch's threads
+
 if TYPE_CHECKING:
     from model_worker.worker import Worker
 
@@ -38,10 +40,27 @@ def qualified_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def tiny_settings(tiny_folder: Path) -> dict[str, Any]:
+    """Settings on the tiny model: fp32, blocks of 8 tokens, 4 sequences, one thread, room for 256 blocks."""
+    return {
+        "model": str(tiny_folder),
+        "device": "cpu",
+        "dtype": "float32",
+        "block_size": 8,
+        "max_num_seqs": 4,
+        "l1_bytes": 1 << 20,
+        "num_threads": 1,
+    }
+
+
+@pytest.fixture
 def build_tiny(
-    tiny_folder: Path, qualified_folder: Path, load_once: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tiny_settings: dict[str, Any],
+    qualified_folder: Path,
+    load_once: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., "Worker"]]:
-    """Builds a worker on the tiny model: fp32, blocks of 8 tokens, 4 sequences, one thread, room for 256 blocks."""
+    """Builds a worker by the tiny settings, with changes."""
     import torch
 
     from model_worker import worker
@@ -49,20 +68,12 @@ def build_tiny(
 
     monkeypatch.setattr(worker, "load", load_once)
     monkeypatch.setattr(worker, "qualified_folder", lambda: qualified_folder)
-    monkeypatch.setattr(worker, "_settle_garbage", lambda: None)
+    monkeypatch.setattr(worker, "digest_folder", lambda: qualified_folder / "digests")
     num_threads = torch.get_num_threads()
 
     def build(*, observe_logits: Any = None, store: Any = None, **changes: Any) -> "Worker":
-        settings: dict[str, Any] = {
-            "model": str(tiny_folder),
-            "device": "cpu",
-            "dtype": "float32",
-            "block_size": 8,
-            "max_num_seqs": 4,
-            "l1_bytes": 1 << 20,
-            "num_threads": 1,
-        }
-        return worker.build(WorkerSettings(**settings | changes), observe_logits=observe_logits, store=store)
+        settings = WorkerSettings(**tiny_settings | changes)
+        return worker.build(settings, observe_logits=observe_logits, store=store)
 
     yield build
     torch.set_num_threads(num_threads)

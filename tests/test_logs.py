@@ -25,6 +25,11 @@ def test_json_is_one_object_a_line_with_the_requests_record() -> None:
     assert entry["time"].endswith("Z")
 
 
+def test_json_has_the_id_and_status_of_a_refused_call() -> None:
+    entry = json.loads(JsonFormatter().format(record(request_id="r1", status="INVALID_ARGUMENT")))
+    assert (entry["request_id"], entry["status"]) == ("r1", "INVALID_ARGUMENT")
+
+
 def test_json_keeps_a_traceback_in_its_line() -> None:
     try:
         raise ValueError("no\nnewlines")

@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 from model_worker import memory_plan
-from model_worker.memory_plan import MemoryPlan, available_bytes
+from model_worker.memory_plan import MemoryPlan, available_bytes, free_bytes
 from prefixcache.errors import ConfigError
 
 PLAN = MemoryPlan(weights=100_000_000, packed_weights=200_000_000, slots=300_000_000, l1=400_000_000, process=0)
@@ -33,3 +33,10 @@ def test_a_lower_cgroup_limit_counts(
     (tmp_path / "memory.max").write_text(limit + "\n")
     monkeypatch.setattr(memory_plan, "CGROUP_LIMITS", (tmp_path / "absent", tmp_path / "memory.max"))
     assert available_bytes() == (1_000_000 if is_limit else psutil.virtual_memory().total)
+
+
+def test_what_is_free_is_what_the_machine_has_left_or_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < free_bytes() <= psutil.virtual_memory().total
+    resident_bytes = psutil.Process().memory_info().rss
+    monkeypatch.setattr(memory_plan, "available_bytes", lambda: resident_bytes + (1 << 26))
+    assert free_bytes() <= 2 << 26

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from model_worker import memory_plan, worker
+from model_worker.models import loading
+from model_worker.models.catalog import ModelSource
+from model_worker.models.loading import LoadedModel, LoadOptions
 from model_worker.worker import Worker
 from prefixcache.errors import ConfigError, NotFound
 from tests.fakes.tiny_model import write_tiny_model
@@ -55,6 +58,21 @@ def test_weights_are_known_by_their_bytes(build_tiny: Build, tiny_folder: Path, 
     assert digest(other) != digest(base)
 
 
+def test_files_are_hashed_at_every_start_where_that_is_asked(
+    build_tiny: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path | None] = []
+
+    def load_and_note(source: ModelSource, options: LoadOptions) -> LoadedModel:
+        seen.append(options.digest_memory)
+        return loading.load(source, options)
+
+    monkeypatch.setattr(worker, "load", load_and_note)
+    base = build_tiny()
+    assert digest(build_tiny(verifies_weights=True)) == digest(base)
+    assert [memory is None for memory in seen] == [False, True]
+
+
 def test_rope_is_in_the_identity(build_tiny: Build, tmp_path: Path) -> None:
     base = build_tiny(model=str(write_tiny_model(tmp_path / "base")))
     other = build_tiny(model=str(write_tiny_model(tmp_path / "other", rope_theta=20_000.0)))
@@ -90,6 +108,37 @@ def test_more_tokens_than_the_model_has_positions_are_refused(build_tiny: Build)
 def test_blocks_longer_than_the_model_has_positions_are_refused(build_tiny: Build) -> None:
     with pytest.raises(ConfigError, match="--block-size 513 is more than the 512 positions"):
         build_tiny(block_size=513)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 1, "is_cache_enabled": False}, "--max-model-len 1 leaves no room .* at least 2"),
+        (
+            {"max_model_len": 9},
+            "--max-model-len 9 is too short .* a block of 8 tokens .* at least 10, ",
+        ),
+    ],
+)
+def test_a_window_in_which_nothing_could_be_served_or_hit_is_refused(
+    build_tiny: Build, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_tiny(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"max_model_len": 2, "is_cache_enabled": False}, {"max_model_len": 10}])
+def test_the_shortest_windows_are_served(build_tiny: Build, changes: dict[str, object]) -> None:
+    assert build_tiny(**changes).engine.description.max_model_len == changes["max_model_len"]
+
+
+@pytest.mark.parametrize("l1_bytes", [0, 4095])
+def test_an_l1_that_holds_no_block_turns_caching_off_and_says_so(
+    build_tiny: Build, l1_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = build_tiny(l1_bytes=l1_bytes).engine.description
+    assert not told.is_cache_enabled
+    assert f"--l1-bytes {l1_bytes} holds no block of 4096 bytes: caching is off" in caplog.text
 
 
 def test_a_plan_beyond_the_memory_is_refused_before_anything_is_taken(

@@ -97,11 +97,11 @@ import sys, time
 from model_worker import worker
 from model_worker.__main__ import main
 
-def load_slowly(*arguments):
+def load_slowly(*arguments, **options):
     print("loading", flush=True)
     time.sleep(60)
 
-worker._build = load_slowly
+worker.build_on = load_slowly
 sys.exit(main(["--model", sys.argv[1], "--listen", "127.0.0.1:0"]))
 """
 
@@ -169,14 +169,15 @@ def test_a_bad_flag_ends_with_2_and_what_is_wrong(
 def test_every_flag_reaches_its_setting() -> None:
     flags = (
         "--model m --device cpu --dtype float32 --listen 127.0.0.1:1 --insecure --max-model-len 2 --max-num-seqs 3 "
-        "--max-waiting 0 --max-new-tokens 4 --l1-bytes 5kB --block-size 6 --no-cache --threads 7 --grace 8.5"
+        "--max-waiting 0 --max-new-tokens 4 --l1-bytes 5kB --block-size 6 --no-cache --threads 7 --grace 8.5 "
+        "--verify-weights --trust-remote-code"
     )
     settings = settings_from(parser().parse_args(flags.split()))
     assert (settings.model, settings.device, settings.dtype, settings.listen) == ("m", "cpu", "float32", "127.0.0.1:1")
-    assert (settings.is_insecure, settings.is_cache_enabled) == (True, False)
+    assert (settings.is_insecure, settings.is_cache_enabled, settings.is_remote_code_trusted) == (True, False, True)
     assert (settings.max_model_len, settings.max_num_seqs, settings.max_waiting) == (2, 3, 0)
     assert (settings.default_max_new_tokens, settings.l1_bytes, settings.block_size) == (4, 5000, 6)
-    assert (settings.num_threads, settings.grace_s) == (7, 8.5)
+    assert (settings.num_threads, settings.grace_s, settings.verifies_weights) == (7, 8.5, True)
 
 
 def test_a_worker_told_to_stops_at_the_end_of_its_input(start_worker: StartWorker) -> None:

@@ -1,6 +1,6 @@
 """From a request to a sequence: limits checked, tools made; and when its output ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_worker.engine.canonical import CanonicalRun
 from model_worker.engine.output import OutputText
@@ -49,7 +49,10 @@ class Admission:
         return scope_root(self._namespace_digest, scope_salt(LOCAL_TENANT, cache_salt, secret=None))
 
     def prepare(self, request: GenerateRequest, *, now: float) -> Sequence:
-        """A sequence ready for the queue; raises InvalidRequest with the field, its value and what to do."""
+        """A sequence ready for the queue, the first of its samples.
+
+        Raises InvalidRequest with the field, its value and what to do.
+        """
         max_new_tokens = self._max_new_tokens(request)
         if request.stopping.min_new_tokens > max_new_tokens:
             raise InvalidRequest(
@@ -61,17 +64,15 @@ class Admission:
         if request.only_warms:
             ids = ids[: len(ids) // self._limits.block_size * self._limits.block_size]
         run = CanonicalRun(
-            ids,
-            token_bytes(ids),
-            self.scope_root(request.cache_salt),
-            bypasses_cache=request.bypass_prefix_cache,
+            ids, token_bytes(ids), self.scope_root(request.cache_salt), bypasses_cache=request.bypass_prefix_cache
         )
-        sequence = Sequence(request, run, arrived_at=now)
-        sequence.max_new_tokens = max_new_tokens
-        sequence.stop_ids = frozenset(request.stopping.stop_token_ids)
-        sequence.sampler = Sampler(request.sampling, self._sampler_context(request, max_new_tokens))
-        sequence.output_text = OutputText(self._tokenizer.new_stream(), request.stopping.stop)
-        return sequence
+        context = self._sampler_context(request, max_new_tokens)
+        first = Sequence(request, run, arrived_at=now)
+        for _ in range(1, request.sampling.num_samples):
+            Sequence(request, replace(run), arrived_at=now).join(first.samples)
+        for sequence in first.samples:
+            self._equip(sequence, context)
+        return first
 
     def judge(self, sequence: Sequence, token: int) -> tuple[str, str]:
         """The reason to stop after ``token``, empty to go on, and the text that is certain now."""
@@ -86,6 +87,13 @@ class Admission:
         if len(sequence.output_ids) >= sequence.max_new_tokens:
             return "length", text + output.flush()
         return "", text
+
+    def _equip(self, sequence: Sequence, context: SamplerContext) -> None:
+        stopping = sequence.request.stopping
+        sequence.max_new_tokens = context.max_new_tokens
+        sequence.stop_ids = frozenset(stopping.stop_token_ids)
+        sequence.sampler = Sampler(sequence.request.sampling.of_sample(sequence.number), context)
+        sequence.output_text = OutputText(self._tokenizer.new_stream(), stopping.stop)
 
     def _sampler_context(self, request: GenerateRequest, max_new_tokens: int) -> SamplerContext:
         stopping = request.stopping

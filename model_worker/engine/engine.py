@@ -7,7 +7,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar, TypeVarTuple
@@ -15,6 +14,8 @@ from typing import TypeVar, TypeVarTuple
 import psutil
 
 from model_worker.engine.admission import EngineLimits
+from model_worker.engine.diagnosis import Diagnosis, MeasuringRoom
+from model_worker.engine.io_pool import IoPool
 from model_worker.engine.listing import list_page
 from model_worker.engine.loop import EngineLoop, EngineParts
 from model_worker.engine.request import Event, Finished, GenerateRequest
@@ -26,7 +27,6 @@ from prefixcache.errors import CapacityExceeded, EngineStopped, InvalidRequest, 
 logger = logging.getLogger(__name__)
 
 LAG_PERIOD_S = 0.05
-NUM_IO_THREADS = 4
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -42,10 +42,12 @@ class Engine:
         self.tokenizer = parts.tokenizer
         self._cache = parts.cache
         self._store = parts.store
+        self._facts = parts.facts
+        self._measuring = MeasuringRoom(parts.thread, parts.new_meter)
         self._clock = clock
         self._limits = limits
         self._thread = parts.thread
-        self._io_pool = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="io")
+        self._io_pool = IoPool()
         self._loop = EngineLoop(parts, limits, clock=clock)
         self._open: dict[str, Sequence] = {}
         self._started_at = clock()
@@ -60,6 +62,7 @@ class Engine:
         """Take no more requests, let running ones end within ``grace_s``, fail the rest, end the threads."""
         self._is_closing = True
         self._loop.close()
+        await self._measuring.close()
         if self._tasks:
             loop_task, lag_task = self._tasks
             await asyncio.wait([loop_task], timeout=grace_s)
@@ -71,7 +74,7 @@ class Engine:
         )
         await self._store.close()
         self._thread.close()
-        self._io_pool.shutdown(wait=True, cancel_futures=True)
+        self._io_pool.shutdown()
 
     async def wait_failed(self) -> None:
         """Return when the loop has ended by a fault; the worker then serves nobody and should end."""
@@ -126,7 +129,9 @@ class Engine:
             block_size=size,
         )
 
-    async def warm(self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str) -> WarmResult:
+    async def warm(
+        self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str, timeout_s: float | None = None
+    ) -> WarmResult:
         """Compute the prompt's full blocks that are not cached, as one request; cancelling the task aborts it.
 
         Raises what ``generate`` raises, and InvalidRequest where nothing is cached.
@@ -136,7 +141,9 @@ class Engine:
                 "this worker caches nothing, so nothing can be warmed; start it without --no-cache and with more "
                 "--l1-bytes"
             )
-        request = GenerateRequest(request_id, prompt_token_ids, cache_salt=cache_salt, only_warms=True)
+        request = GenerateRequest(
+            request_id, prompt_token_ids, cache_salt=cache_salt, only_warms=True, timeout_s=timeout_s
+        )
         async with aclosing(self.generate(request)) as events:
             (record,) = [event.record async for event in events if isinstance(event, Finished)]
         found = self.lookup(prompt_token_ids, cache_salt=cache_salt)
@@ -177,9 +184,26 @@ class Engine:
             latency=self._loop.ledger.latency(),
         )
 
+    async def diagnose(self, *, measure: bool) -> Diagnosis:
+        """What is known of model and machine; with ``measure`` also how fast they are, about two seconds' work.
+
+        Raises CapacityExceeded while another measurement runs or where memory is short.
+        """
+        asked = Diagnosis(
+            facts=self._facts,
+            resident_bytes=psutil.Process().memory_info().rss,
+            num_running=len(self._loop.scheduler.running),
+            load_average=psutil.getloadavg()[0],
+        )
+        return replace(asked, measurement=await self._measuring.measure()) if measure else asked
+
     async def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Run a blocking function, such as tokenizing, in the I/O pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._io_pool, function, *args)
+        return await self._io_pool.run(function, *args)
+
+    async def run_long_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        """Run a blocking function that takes long, one at a time; CapacityExceeded where too many wait."""
+        return await self._io_pool.run_long(function, *args)
 
     async def run_on_model_thread(self, operation: Callable[[], Result]) -> Result:
         """Run ``operation`` between two operations of the engine, for measurements and checks."""
@@ -193,19 +217,28 @@ class Engine:
                 f"request_id is {request.request_id!r}, which a waiting or running request has; send another or none"
             )
         sequence = self._loop.admission.prepare(request, now=self._clock())
-        if self._loop.scheduler.is_full:
-            self._loop.ledger.requests.refused += 1
-            num_waiting = self._loop.scheduler.num_waiting
-            raise CapacityExceeded(
-                f"the queue is full: {num_waiting} requests wait; try again later or raise --max-waiting"
-            )
+        self._check_room(len(sequence.samples))
         self._open[request.request_id] = sequence
         self._loop.enqueue(sequence)
         return sequence
 
+    def _check_room(self, num_samples: int) -> None:
+        num_free, num_waiting = self._loop.scheduler.num_free, self._loop.scheduler.num_waiting
+        if num_samples <= num_free:
+            return
+        self._loop.ledger.requests.refused += 1
+        if num_free > 0:
+            raise CapacityExceeded(
+                f"the queue has room for {num_free} of {num_samples} samples; ask for fewer, try again later or raise "
+                f"--max-waiting"
+            )
+        raise CapacityExceeded(
+            f"the queue is full: {num_waiting} requests wait; try again later or raise --max-waiting"
+        )
+
     def _find(self, request_id: str) -> Sequence | None:
         sequence = self._open.get(request_id)
-        if sequence is None or sequence.is_abandoned or sequence.phase is Phase.ENDED:
+        if sequence is None or all(one.is_abandoned or one.phase is Phase.ENDED for one in sequence.samples):
             return None
         return sequence
 

@@ -57,14 +57,8 @@ class Ledger:
 
     def close(self, record: RequestRecord) -> None:
         """Take a complete record into the totals."""
-        if record.outcome != "finished":
-            if record.outcome == "failed":
-                self.requests.failed += 1
-            else:
-                self.requests.cancelled += 1
-            return
-        self.requests.finished += 1
-        if record.finish_reason == "warmed":
+        setattr(self.requests, record.outcome, getattr(self.requests, record.outcome) + 1)
+        if record.outcome != "finished" or record.finish_reason == "warmed":
             return
         self.requests.hits += record.cached_prompt_tokens > 0
         self._tokens.prompt += record.prompt_tokens

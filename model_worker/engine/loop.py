@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from model_worker.engine.admission import Admission, EngineLimits
 from model_worker.engine.canonical import Canonical, CanonicalRun
+from model_worker.engine.diagnosis import WorkerFacts
 from model_worker.engine.ledger import Ledger
 from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.promotion import Promoter
-from model_worker.engine.request import Finished, Progress, Started, TokensGenerated
+from model_worker.engine.request import Finished, Progress, Started
 from model_worker.engine.runner import DecodeRow, ModelRunner
 from model_worker.engine.scheduler import Scheduler
 from model_worker.engine.sequence import Phase, Sequence
@@ -24,7 +25,9 @@ from model_worker.engine.statistics import EngineStats
 from model_worker.engine.writeback import Recomputer
 from model_worker.kv.slots import SlotPool
 from model_worker.models.catalog import ModelDescription
+from model_worker.models.measuring import Meter
 from model_worker.models.tokenizer import PromptTokenizer
+from prefixcache.accounting import combine
 from prefixcache.cache import BlockCache
 from prefixcache.core.blocks import token_bytes
 from prefixcache.errors import InternalError, PrefixCacheError
@@ -47,6 +50,8 @@ class EngineParts:
     runner: ModelRunner
     thread: ModelThread
     namespace_digest: bytes
+    facts: WorkerFacts
+    new_meter: Callable[[], Meter]
     store: TieredStore
     block_format: BlockFormat
 
@@ -80,19 +85,21 @@ class EngineLoop:
         self._is_stopped = False
         self._wake = asyncio.Event()
 
-    def enqueue(self, sequence: Sequence) -> None:
-        """Take a sequence into the queue; the caller has looked at ``scheduler.is_full``."""
+    def enqueue(self, first: Sequence) -> None:
+        """Take the samples of a request into the queue; the caller has looked at ``scheduler.num_free``."""
         self.ledger.requests.received += 1
-        self.scheduler.enqueue(sequence)
+        for sequence in first.samples:
+            self.scheduler.enqueue(sequence)
         self._wake.set()
 
-    def abandon(self, sequence: Sequence) -> None:
-        """The caller is gone: a waiting sequence ends now, a running one within one iteration."""
-        if sequence.phase is Phase.ENDED:
-            return
-        sequence.is_abandoned = True
-        if self.scheduler.drop_waiting(sequence):
-            self._close(sequence, outcome="cancelled")
+    def abandon(self, first: Sequence) -> None:
+        """The caller is gone: waiting samples end now, running ones within one iteration."""
+        for sequence in first.samples:
+            if sequence.phase is Phase.ENDED:
+                continue
+            sequence.is_abandoned = True
+            if self.scheduler.drop_waiting(sequence):
+                self._close_abandoned(sequence)
         self._wake.set()
 
     def close(self) -> None:
@@ -213,7 +220,8 @@ class EngineLoop:
             record.cached_prompt_tokens = len(sequence.run)
             self._finish_warming(sequence)
             return
-        sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens))
+        if sequence.number == 0:
+            sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens))
         await self._canonical.load(sequence.run)
         record.load_s = self._clock() - started_at
         record.saved_s = self.ledger.saved_s(record.cached_prompt_tokens, record.load_s + record.fetch_s)
@@ -235,7 +243,7 @@ class EngineLoop:
             self._finish_warming(sequence)
             return
         if token is None:
-            if sequence.request.report_progress:
+            if sequence.request.report_progress and sequence.number == 0:
                 sequence.mailbox.put(Progress(run.num_computed, len(run)))
             return
         self._canonical.release_lease(run)
@@ -249,20 +257,21 @@ class EngineLoop:
             assert sequence.run.slot is not None
             rows.append(DecodeRow(sequence.run.slot, sequence.output_ids[-1], sequence.next_position, sequence.sampler))
         tokens = await self._thread.run(self._runner.decode, rows)
-        for sequence, token in zip(sequences, tokens, strict=True):
-            if not sequence.is_abandoned:
+        drawn = zip(sequences, tokens, strict=True)
+        for sequence, token in [pair for pair in drawn if not pair[0].is_abandoned]:
+            if isinstance(token, Exception):
+                self._fail_alone(sequence, token)
+            else:
                 self._deliver(sequence, token)
 
     def _deliver(self, sequence: Sequence, token: int) -> None:
         sequence.output_ids.append(token)
         try:
             reason, text = self.admission.judge(sequence, token)
-        except Exception:
-            name = sequence.request.request_id
-            logger.exception("the text of request %s could not be made", name)
-            self._fail(sequence, InternalError(f"request {name} failed in the worker"))
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is this request's alone
+            self._fail_alone(sequence, error)
             return
-        sequence.mailbox.put(TokensGenerated([token], text, sequence.sampler.take_logprobs()))
+        sequence.deliver(token, text, finish_reason=reason)
         if reason:
             self._finish(sequence, reason)
 
@@ -277,13 +286,11 @@ class EngineLoop:
         self._offer_history(sequence)
         self._leave(sequence)
         self._close(sequence, outcome="finished")
-        sequence.mailbox.put(Finished(record))
 
     def _finish_warming(self, sequence: Sequence) -> None:
         sequence.record.finish_reason = "warmed"
         self._leave(sequence)
         self._close(sequence, outcome="finished")
-        sequence.mailbox.put(Finished(sequence.record))
 
     def _offer_history(self, sequence: Sequence) -> None:
         run = sequence.run
@@ -293,10 +300,17 @@ class EngineLoop:
         tokens = run.tokens + token_bytes(sequence.output_ids)
         self.recomputer.offer(CanonicalRun(history, tokens, run.root), num_known=len(run))
 
+    def _fail_alone(self, sequence: Sequence, fault: Exception) -> None:
+        name = sequence.request.request_id
+        logger.error("request %s: its next token or text could not be made", name, exc_info=fault)
+        self._fail(sequence, InternalError(f"request {name} failed in the worker"))
+
     def _fail(self, sequence: Sequence, error: PrefixCacheError) -> None:
+        """One sample's error is its request's, and ends the others."""
         self._leave(sequence)
         self._close(sequence, outcome="failed")
         sequence.mailbox.put(error)
+        self.abandon(sequence)
 
     def _fail_all(self, error: PrefixCacheError) -> None:
         for sequence in self.scheduler.take_all():
@@ -312,7 +326,7 @@ class EngineLoop:
                 sequence.fetch.cancel()
                 continue
             self._leave(sequence)
-            self._close(sequence, outcome="cancelled")
+            self._close_abandoned(sequence)
 
     async def _end_fetches(self) -> None:
         fetches = [sequence.fetch for sequence in self.scheduler.running if sequence.fetch is not None]
@@ -325,6 +339,9 @@ class EngineLoop:
         self._canonical.end(sequence.run, self._slots)
         self.scheduler.remove(sequence)
 
+    def _close_abandoned(self, sequence: Sequence) -> None:
+        self._close(sequence, outcome="deadline_exceeded" if sequence.is_late(self._clock()) else "cancelled")
+
     def _close(self, sequence: Sequence, *, outcome: str) -> None:
         sequence.phase = Phase.ENDED
         record = sequence.record
@@ -333,8 +350,15 @@ class EngineLoop:
         record.completion_tokens = len(sequence.output_ids)
         record.cache_creation_tokens = sequence.run.num_published * self._limits.block_size
         record.total_s = self._clock() - sequence.arrived_at
+        if sequence.is_request_ended:
+            self._close_request(sequence)
+
+    def _close_request(self, sequence: Sequence) -> None:
+        record = combine([sample.record for sample in sequence.samples])
         self.ledger.close(record)
-        logger.info("request %s %s", record.request_id, outcome, extra={"record": record.log_fields()})
+        logger.info("request %s %s", record.request_id, record.outcome, extra={"record": record.log_fields()})
+        if record.outcome == "finished":
+            sequence.mailbox.put(Finished(record))
 
     async def _wait_for_work(self) -> None:
         if self._num_iterations - self._collected_at >= ITERATIONS_BETWEEN_COLLECTIONS:

@@ -26,8 +26,11 @@ class ModelThread:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
     async def run(self, operation: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-        """Run ``operation(*args)`` on the thread and return its result."""
-        future = asyncio.get_running_loop().run_in_executor(self._executor, operation, *args)
+        """Run ``operation(*args)`` on the thread and return its result; CancelledError where it takes no more."""
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._executor, operation, *args)
+        except RuntimeError:  # it was closed, or the interpreter is ending and ends all such threads
+            raise asyncio.CancelledError from None
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

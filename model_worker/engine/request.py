@@ -4,7 +4,8 @@ First hop of a request's path: the RPC layer builds a ``GenerateRequest``; the
 engine answers with ``Event`` values in the order Started, Progress*, Tokens*, Finished.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 from prefixcache.accounting import RequestRecord
 
@@ -18,6 +19,7 @@ class SamplingParams:
     prompt and output, the other two penalties at the output alone; they and ``logit_bias``,
     (token id, bias) pairs, change the logits before a token is chosen, greedily or not.
     ``logprobs``: give each token's log-probability and those of this many best tokens; None: none.
+    ``num_samples`` answers are made from one prompt, each with a generator of its own.
     """
 
     temperature: float = 0.0
@@ -30,6 +32,17 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    num_samples: int = 1
+
+    def of_sample(self, number: int) -> "SamplingParams":
+        """The parameters with which sample ``number`` is one request alone; those of sample 0 have the same seed.
+
+        The seed of another is the first 8 bytes of SHA-256 over seed and number, all as little-endian uint64.
+        """
+        if self.seed is None or number == 0:
+            return replace(self, num_samples=1)
+        text = self.seed.to_bytes(8, "little") + number.to_bytes(8, "little")
+        return replace(self, num_samples=1, seed=int.from_bytes(sha256(text).digest()[:8], "little"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,7 @@ class GenerateRequest:
     """One request: a tokenized prompt and what to do with it. Its id is nobody else's while it waits or runs.
 
     One that ``only_warms`` computes the prompt's full blocks for the cache and generates nothing.
+    ``timeout_s``: its caller leaves that many seconds from now, if it is not answered before.
     """
 
     request_id: str
@@ -61,6 +75,7 @@ class GenerateRequest:
     bypass_prefix_cache: bool = False
     report_progress: bool = False
     only_warms: bool = False
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +107,22 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """New token ids and the text that became certain with them; ``logprobs`` one for each id, if asked for."""
+    """New token ids of one sample and the text that became certain with them.
+
+    ``logprobs`` has one for each id, if asked for. ``finish_reason`` and ``matched_stop`` come with the sample's last.
+    """
 
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    sample: int = 0
+    finish_reason: str = ""
+    matched_stop: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The request ended well; ``record`` is complete."""
+    """All samples of the request ended well; ``record`` is complete."""
 
     record: RequestRecord
 

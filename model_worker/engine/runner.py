@@ -96,8 +96,11 @@ class ModelRunner:
         return token
 
     @torch.inference_mode()
-    def decode(self, rows: list[DecodeRow]) -> list[int]:
-        """One token for each of ``rows``; rows are padded to a size at which they do not see each other."""
+    def decode(self, rows: list[DecodeRow]) -> list[int | Exception]:
+        """One token for each of ``rows``, or what its sampler raised, which is the fault of that row alone.
+
+        Rows are padded to a size at which they do not see each other.
+        """
         padding = [0] * (padded_rows(len(rows), self._allowed_rows) - len(rows))
         for row in rows:
             self._slots.grow(row.slot, row.position + 1)
@@ -106,7 +109,13 @@ class ModelRunner:
         spans = tuple(Span(row.slot.kv.flatten(1, 2), row.position, place, 1) for place, row in enumerate(rows))
         batch = AttentionBatch(spans, self._causal_mask, self._storage_dtype)
         logits = self._causal.forward_logits(ids, positions, batch, num_logits=0)
-        return [self._sample(row.slot, logits[place], row.sampler) for place, row in enumerate(rows)]
+        return [self._sample_or_fault(row, logits[place]) for place, row in enumerate(rows)]
+
+    def _sample_or_fault(self, row: DecodeRow, logits: Tensor) -> int | Exception:
+        try:
+            return self._sample(row.slot, logits, row.sampler)
+        except Exception as error:  # noqa: BLE001 -- the loop logs it and fails the row's request
+            return error
 
     def _sample(self, slot: Slot, logits: Tensor, sampler: Sampler) -> int:
         if self._observe_logits is not None:

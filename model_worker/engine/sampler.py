@@ -6,7 +6,7 @@ change what this one draws. Used on the model thread alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -151,7 +151,8 @@ def _processors(params: SamplingParams, context: SamplerContext) -> LogitsProces
     num_prompt = len(context.prompt_token_ids)
     processors = LogitsProcessorList()
     if params.logit_bias:
-        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias]))
+        biases: Any = {(token,): bias for token, bias in params.logit_bias}  # as a list, old versions refuse token 0
+        processors.append(SequenceBiasLogitsProcessor(biases))
     if params.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.presence_penalty or params.frequency_penalty:

@@ -30,9 +30,9 @@ class Scheduler:
         return self._running
 
     @property
-    def is_full(self) -> bool:
-        """Whether the queue takes nobody more; who will get a free place at once does not count as waiting."""
-        return len(self._waiting) + len(self._running) >= self._max_num_seqs + self._max_waiting
+    def num_free(self) -> int:
+        """Sequences the queue takes now; who will get a free place at once does not count as waiting."""
+        return self._max_num_seqs + self._max_waiting - len(self._waiting) - len(self._running)
 
     @property
     def has_work(self) -> bool:
@@ -47,7 +47,7 @@ class Scheduler:
         return any(sequence.phase is not Phase.FETCH for sequence in self._running)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Add a sequence at the end of the queue; the caller has looked at ``is_full``."""
+        """Add a sequence at the end of the queue; the caller has looked at ``num_free``."""
         self._waiting.append(sequence)
 
     def drop_waiting(self, sequence: Sequence) -> bool:

@@ -5,7 +5,10 @@ inside the step it was given.
 """
 
 import asyncio
+from collections import deque
+from dataclasses import replace
 from enum import Enum
+from typing import TypeVar
 
 from model_worker.engine.canonical import CanonicalRun
 from model_worker.engine.output import OutputText
@@ -13,6 +16,9 @@ from model_worker.engine.request import Event, GenerateRequest, Progress, Tokens
 from model_worker.engine.sampler import Sampler
 from prefixcache.accounting import RequestRecord
 from prefixcache.errors import PrefixCacheError
+
+DEADLINE_SLACK_S = 0.1
+_Event = TypeVar("_Event", bound=TokensGenerated | Progress)
 
 
 class Phase(Enum):
@@ -29,13 +35,13 @@ class Phase(Enum):
 class Mailbox:
     """Events on their way to the one reader of a request.
 
-    Holds at most one event per prompt block and generated token; tokens that pile up at
-    a slow reader are joined into one event, of progress it gets the newest.
+    Holds at most one event per prompt block and generated token; tokens of a sample that
+    pile up at a slow reader are joined into one event, of progress it gets the newest.
     """
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Event | PrefixCacheError] = asyncio.Queue()
-        self._next: Event | PrefixCacheError | None = None
+        self._taken: deque[Event | PrefixCacheError] = deque()
 
     def put(self, event: Event | PrefixCacheError) -> None:
         """Add an event; an error is raised at the reader."""
@@ -43,42 +49,51 @@ class Mailbox:
 
     async def get(self) -> Event:
         """The next event, or its error raised."""
-        event = self._next or await self._queue.get()
-        self._next = None
+        event = self._taken.popleft() if self._taken else self._joined(await self._queue.get())
         if isinstance(event, PrefixCacheError):
             raise event
-        if isinstance(event, TokensGenerated):
-            return self._join(event)
-        if isinstance(event, Progress):
-            return self._newest(event)
         return event
 
-    def _join(self, first: TokensGenerated) -> TokensGenerated:
+    def _joined(self, first: Event | PrefixCacheError) -> Event | PrefixCacheError:
+        if isinstance(first, TokensGenerated):
+            parts = self._take_all(first)
+            samples = dict.fromkeys(part.sample for part in parts)
+            self._taken.extendleft(
+                reversed([_join([part for part in parts if part.sample == sample]) for sample in samples])
+            )
+            return self._taken.popleft()
+        if isinstance(first, Progress):
+            return self._take_all(first)[-1]
+        return first
+
+    def _take_all(self, first: _Event) -> list[_Event]:
+        """``first`` and the events of its kind that follow it; the one after them is kept for later."""
         parts = [first]
         while not self._queue.empty():
             event = self._queue.get_nowait()
-            if not isinstance(event, TokensGenerated):
-                self._next = event
+            if not isinstance(event, type(first)):
+                self._taken.append(event)
                 break
             parts.append(event)
-        if len(parts) == 1:
-            return first
-        ids = [token_id for part in parts for token_id in part.token_ids]
-        logprobs = [logprob for part in parts for logprob in part.logprobs]
-        return TokensGenerated(ids, "".join(part.text for part in parts), logprobs)
+        return parts
 
-    def _newest(self, progress: Progress) -> Progress:
-        while not self._queue.empty():
-            event = self._queue.get_nowait()
-            if not isinstance(event, Progress):
-                self._next = event
-                break
-            progress = event
-        return progress
+
+def _join(parts: list[TokensGenerated]) -> TokensGenerated:
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[-1],
+        token_ids=[token_id for part in parts for token_id in part.token_ids],
+        text="".join(part.text for part in parts),
+        logprobs=[logprob for part in parts for logprob in part.logprobs],
+    )
 
 
 class Sequence:
-    """State of one request; ``run`` is the canonical prefill of its prompt and owns slot and lease."""
+    """State of one sample of a request; ``run`` is the canonical prefill of its prompt and owns slot and lease.
+
+    ``samples`` are all of the request, this one at place ``number``; they have one mailbox.
+    """
 
     __slots__ = (
         "arrived_at",
@@ -87,6 +102,7 @@ class Sequence:
         "is_abandoned",
         "mailbox",
         "max_new_tokens",
+        "number",
         "output_ids",
         "output_text",
         "phase",
@@ -95,6 +111,7 @@ class Sequence:
         "request",
         "run",
         "sampler",
+        "samples",
         "stop_ids",
     )
 
@@ -105,6 +122,8 @@ class Sequence:
         self.phase = Phase.WAITING
         self.record = RequestRecord(request.request_id, prompt_tokens=len(request.prompt_token_ids))
         self.mailbox = Mailbox()
+        self.samples = [self]
+        self.number = 0
         self.is_abandoned = False
         self.fetch: asyncio.Task[None] | None = None
         self.output_ids: list[int] = []
@@ -114,6 +133,28 @@ class Sequence:
         self.stop_ids: frozenset[int] = frozenset()
         self.sampler: Sampler
         self.output_text: OutputText
+
+    def is_late(self, now: float) -> bool:
+        """Whether its caller's deadline has passed, or will in a moment: the caller's own timer may run ahead."""
+        timeout_s = self.request.timeout_s
+        return timeout_s is not None and now >= self.arrived_at + timeout_s - DEADLINE_SLACK_S
+
+    def join(self, samples: list["Sequence"]) -> None:
+        """Become one more of the ``samples`` of a request."""
+        self.number = len(samples)
+        self.samples, self.mailbox = samples, samples[0].mailbox
+        samples.append(self)
+
+    def deliver(self, token: int, text: str, *, finish_reason: str) -> None:
+        """Put a token and its certain text into the mailbox; ``finish_reason`` with the last."""
+        matched_stop = self.output_text.matched_stop or ""
+        logprobs = self.sampler.take_logprobs()
+        self.mailbox.put(TokensGenerated([token], text, logprobs, self.number, finish_reason, matched_stop))
+
+    @property
+    def is_request_ended(self) -> bool:
+        """Whether no sample of the request waits or runs."""
+        return all(sequence.phase is Phase.ENDED for sequence in self.samples)
 
     @property
     def next_position(self) -> int:

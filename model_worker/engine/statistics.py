@@ -11,7 +11,7 @@ from prefixcache.cache import CacheStats
 
 @dataclass(slots=True)
 class RequestStats:
-    """Requests by outcome."""
+    """Requests by outcome; each outcome of a request's record has its count here."""
 
     received: int = 0
     finished: int = 0
@@ -19,6 +19,7 @@ class RequestStats:
     refused: int = 0
     failed: int = 0
     hits: int = 0
+    deadline_exceeded: int = 0
 
 
 @dataclass(slots=True)

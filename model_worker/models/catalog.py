@@ -1,9 +1,11 @@
-"""Where a model name leads: a catalogue entry, a local folder or a GGUF file."""
+"""Where a model name leads: a catalogue entry, a local folder, a GGUF file or a model on the hub."""
 
 import importlib.util
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from model_worker.models.files import CONFIG, unreadable
 from prefixcache.errors import ConfigError, NotFound
 
 
@@ -25,6 +27,9 @@ CATALOG = {
         about="SmolLM2-135M-Instruct, 135 million parameters, Q4_1, Apache-2.0",
     ),
 }
+
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@\w[\w./-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +63,43 @@ class ModelDescription:
     memory_plan_bytes: dict[str, int] = field(default_factory=dict)
 
 
-def resolve(model: str) -> ModelSource:
-    """The files behind ``model``: a catalogue name, a folder or a ``.gguf`` file.
+def resolve(model: str, *, with_code: bool = False) -> ModelSource:
+    """The files behind ``model``: a catalogue name, a folder, a ``.gguf`` file or, where nothing local is, a hub id.
 
-    Raises NotFound where nothing of that name exists, ConfigError where the folder
-    holds no model or the catalogue's package is not installed.
+    A hub id is ``org/name`` or ``org/name@revision``; what the hub's cache lacks of it is
+    downloaded, with the model's own Python files only if ``with_code``. Raises NotFound
+    where nothing of that name exists, ConfigError where it holds no model, cannot be read
+    or had, or the catalogue's package is not installed.
     """
     if model in CATALOG:
         return _from_package(model, CATALOG[model])
-    path = _existing_path(model)
-    if path is not None and path.is_file() and path.suffix == ".gguf":
-        return ModelSource(path.stem.lower(), path.parent.resolve(), path.name)
-    if path is not None and path.is_dir():
-        return _from_folder(path.resolve())
-    known = ", ".join(sorted(CATALOG))
-    raise NotFound(f"no model {model!r}: neither a catalogue name ({known}) nor an existing folder or .gguf file")
-
-
-def _existing_path(model: str) -> Path | None:
     try:
-        path = Path(model).expanduser()
-        return path if path.exists() else None
-    except (OSError, RuntimeError):
-        return None
+        source = _from_path(Path(model).expanduser())
+    except (OSError, ValueError, RuntimeError):  # no path at all: too long, a NUL in it, an unknown user's home
+        source = None
+    return source or _from_hub(model, with_code=with_code)
+
+
+def _from_path(path: Path) -> ModelSource | None:
+    try:
+        if path.is_file() and path.suffix == ".gguf":
+            return ModelSource(path.stem.lower(), path.parent.resolve(), path.name)
+        return _from_folder(path.resolve()) if path.is_dir() else None
+    except PermissionError as error:
+        raise unreadable(path, error) from error
+
+
+def _from_hub(model: str, *, with_code: bool) -> ModelSource:
+    if HUB_ID.fullmatch(model) is None or model.endswith(".gguf"):
+        known = ", ".join(sorted(CATALOG))
+        raise NotFound(
+            f"no model {model!r}: neither a catalogue name ({known}), an existing folder or .gguf file, nor a hub id "
+            f"such as org/name"
+        )
+    from model_worker.models.hub import fetch
+
+    repo, _, revision = model.partition("@")
+    return ModelSource(repo, fetch(repo, revision or None, with_code=with_code))
 
 
 def _from_package(name: str, entry: CatalogEntry) -> ModelSource:
@@ -98,10 +117,10 @@ def _from_package(name: str, entry: CatalogEntry) -> ModelSource:
 
 
 def _from_folder(folder: Path) -> ModelSource:
-    if (folder / "config.json").is_file():
+    if (folder / CONFIG).is_file():
         return ModelSource(folder.name.lower(), folder)
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:
         return ModelSource(files[0].stem.lower(), folder, files[0].name)
     found = f"{len(files)} .gguf files" if files else "no .gguf file"
-    raise ConfigError(f"{folder} has no config.json and {found}; name the folder of one model or one .gguf file")
+    raise ConfigError(f"{folder} has no {CONFIG} and {found}; name the folder of one model or one .gguf file")

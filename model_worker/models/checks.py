@@ -5,6 +5,7 @@ Each takes a ``Subject`` and returns what it measured, or raises ``CheckFailed``
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,9 +24,9 @@ class CheckFailed(Exception):
     """What was found where a check does not hold."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subject:
-    """The model under test and the batches it will be run in.
+    """The model under test, the batches it will be run in, and what several checks look at.
 
     ``allowed_rows`` are the batch sizes of the row probe, ``max_rows`` the most sequences
     at once. A model ``has_experts`` whose prefill sends a block's tokens to them together:
@@ -47,13 +48,29 @@ class Subject:
         """Decode as the runner does."""
         return self.trial.decode(rows, num_padded=padded_rows(len(rows), self.allowed_rows))
 
+    @cached_property
+    def first(self) -> Output:
+        """KV of a prompt of one block and the logits of its last two tokens, computed before any longer prompt."""
+        return _prefilled(self, self.tokens(self.trial.block_size), num_logits=2)
+
+    @cached_property
+    def whole(self) -> Output:
+        """KV and last logits of another prompt, of several blocks, in one forward; computed after ``first``."""
+        assert self.first
+        return _prefilled(self, self.longer_tokens)
+
+    @property
+    def longer_tokens(self) -> list[int]:
+        """A fixed prompt of several blocks, as far as the model has positions for them."""
+        return self.tokens(min(CHAINED_BLOCKS * self.trial.block_size, self.max_positions), seed=1)
+
 
 def check_causality(subject: Subject) -> str:
     """A changed last token leaves the KV and logits of all tokens before it as they were."""
     size = subject.trial.block_size
     token_ids = subject.tokens(size)
     changed = [*token_ids[:-1], (token_ids[-1] + 1) % subject.trial.vocab_size]
-    kv, logits = _prefilled(subject, token_ids, num_logits=2)
+    kv, logits = subject.first
     other_kv, other_logits = _prefilled(subject, changed, num_logits=2)
     kept = slice(size - 1)
     for before, after in ((kv[:, :, kept], other_kv[:, :, kept]), (logits[:-1], other_logits[:-1])):
@@ -63,11 +80,9 @@ def check_causality(subject: Subject) -> str:
 
 def check_chaining(subject: Subject) -> str:
     """Prefill block by block gives what one forward gives, within rounding, in every layer."""
-    num_tokens = min(CHAINED_BLOCKS * subject.trial.block_size, subject.max_positions)
-    token_ids = subject.tokens(num_tokens)
-    chained = subject.trial.new_kv(num_tokens)
-    chained_logits = subject.trial.prefill_blocks(chained, token_ids)
-    whole, whole_logits = _prefilled(subject, token_ids)
+    whole, whole_logits = subject.whole
+    chained = torch.zeros_like(whole)
+    chained_logits = subject.trial.prefill_blocks(chained, subject.longer_tokens)
     by_layer = [
         _typical_distance(one.transpose(0, 1).flatten(1), other.transpose(0, 1).flatten(1))
         for one, other in zip(chained, whole, strict=True)
@@ -81,19 +96,19 @@ def check_chaining(subject: Subject) -> str:
 
 def check_history(subject: Subject) -> str:
     """A prompt has the same bits again after another, longer one."""
-    size = subject.trial.block_size
-    first_kv, first_logits = _prefilled(subject, subject.tokens(size))
-    longer = min(2 * size, subject.max_positions)
-    _prefilled(subject, subject.tokens(longer, seed=1))
-    again_kv, again_logits = _prefilled(subject, subject.tokens(size))
+    first_kv, first_logits = subject.first
+    num_others = subject.whole[0].shape[2]
+    token_ids = subject.tokens(subject.trial.block_size)
+    again_kv, again_logits = _prefilled(subject, token_ids, num_logits=2)
     for before, after in ((first_kv, again_kv), (first_logits, again_logits)):
         _require_equal(after, before, "a prompt's output depends on an earlier request")
-    return f"{size} tokens unchanged after {longer} others"
+    return f"{len(token_ids)} tokens unchanged after {num_others} others"
 
 
 def check_rows(subject: Subject) -> str:
     """A row has the same bits alone, in batches of every kind of size and at every place in them."""
-    crowd = _crowd_after_one_prompt(subject)
+    kv, _ = subject.first
+    crowd = [_continued(subject, kv, token_id) for token_id in subject.tokens(subject.max_rows, seed=1)]
     alone = [_decoded(subject, [row]) for row in crowd[:COMPARED_ROWS]]
     sizes = {1, 2, 3, subject.max_rows // 2, subject.max_rows} & set(range(1, subject.max_rows + 1))
     for size in sorted(sizes):
@@ -106,7 +121,7 @@ def check_lengths(subject: Subject) -> str:
     """Sequences of unequal lengths in one batch have the bits they have alone."""
     size = subject.trial.block_size
     lengths = [1, 2 * size + size // 2, size, size // 2 + 1][: subject.max_rows]
-    crowd = [_after_prompt(subject, length, seed=seed) for seed, length in enumerate(lengths)]
+    crowd = [_continued(subject, _part(subject, place, length), place + 1) for place, length in enumerate(lengths)]
     _require_rows(_decoded(subject, crowd), [_decoded(subject, [row]) for row in crowd])
     return f"equal at lengths {', '.join(str(length) for length in lengths)}"
 
@@ -125,19 +140,19 @@ def _prefilled(subject: Subject, token_ids: list[int], *, num_logits: int = 1) -
     return kv, subject.trial.prefill(kv, token_ids, num_logits=num_logits)
 
 
-def _after_prompt(subject: Subject, length: int, *, seed: int) -> Row:
-    """A sequence with its prompt's KV in place and room for one token more, within the model's positions."""
-    length = min(length, subject.max_positions - 1)
-    kv = subject.trial.new_kv(length + 1)
-    subject.trial.prefill_blocks(kv, subject.tokens(length, seed=seed))
-    return Row(kv, seed + 1, length)
+def _part(subject: Subject, start: int, length: int) -> Tensor:
+    """KV of ``length`` tokens, or of as many as there are, from a real prompt; of other tokens for other starts."""
+    kv, _ = subject.whole
+    length = min(length, kv.shape[2])
+    return kv.narrow(2, min(start, kv.shape[2] - length), length)
 
 
-def _crowd_after_one_prompt(subject: Subject) -> list[Row]:
-    """As many sequences as run at once, alike up to their last tokens."""
-    first = _after_prompt(subject, subject.trial.block_size, seed=0)
-    token_ids = subject.tokens(subject.max_rows, seed=1)
-    return [Row(first.kv.clone(), token_id, first.position) for token_id in token_ids]
+def _continued(subject: Subject, kv: Tensor, token_id: int) -> Row:
+    """A sequence that has a copy of ``kv`` and goes on with ``token_id``, within the model's positions."""
+    position = min(kv.shape[2], subject.max_positions - 1)
+    own = subject.trial.new_kv(position + 1)
+    own[:, :, :position] = kv[:, :, :position]
+    return Row(own, token_id, position)
 
 
 def _decoded(subject: Subject, rows: list[Row]) -> list[Output]:

@@ -29,16 +29,23 @@ def cache_folder() -> Path:
     return Path(base) / "prefixcache" / "models"
 
 
-def converted_folder(gguf: Path, *, dtype: str, root: Path, on_convert: Callable[[str], None]) -> Path:
+def digest_folder() -> Path:
+    """Where digests of model files are remembered, next to converted models."""
+    return cache_folder().parent / "digests"
+
+
+def converted_folder(
+    gguf: Path, *, dtype: str, root: Path, on_convert: Callable[[str], None], memory: Path | None = None
+) -> Path:
     """The folder of ``gguf``'s converted copy in ``dtype`` under ``root``, made now where absent or damaged.
 
-    ``on_convert`` is told, once, when a conversion starts. Two processes may convert at
-    the same time: each writes its own folder and the first to rename wins. Raises
-    OSError where ``root`` cannot be written.
+    ``on_convert`` is told, once, when a conversion starts; ``memory`` is that of
+    ``file_digest``. Two processes may convert at the same time: each writes its own folder
+    and the first to rename wins. Raises OSError where ``root`` cannot be written.
     """
-    source = file_digest(gguf).hex()
+    source = file_digest(gguf, memory=memory).hex()
     target = root / f"{gguf.stem}-{dtype}-{source[:16]}-{library_version()}"
-    if _is_intact(target, source):
+    if _is_intact(target, source, memory=memory):
         return target
     on_convert(f"converting {gguf.name} to {dtype} once; later starts load {target}")
     root.mkdir(parents=True, exist_ok=True)
@@ -62,13 +69,13 @@ def _remove_leftovers(root: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def _is_intact(folder: Path, source: str) -> bool:
+def _is_intact(folder: Path, source: str, *, memory: Path | None = None) -> bool:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         if manifest["source"] != source:
             return False
-        found = {name: digest.hex() for name, digest in folder_digests(folder, skip=(MANIFEST,)).items()}
-        return bool(found == manifest["files"])
+        found = folder_digests(folder, skip=(MANIFEST,), memory=memory)
+        return bool({name: digest.hex() for name, digest in found.items()} == manifest["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -65,6 +65,7 @@ class FusedLlamaLayer(nn.Module):
         mlp: Any = layer.mlp
         attention_norm: Any = layer.input_layernorm
         mlp_norm: Any = layer.post_attention_layernorm
+        self.attention_type: str | None = getattr(layer, "attention_type", None)  # read by the model in some versions
         self.layer_idx: int = attention.layer_idx
         self.head_dim: int = attention.head_dim
         self.num_kv_heads = attention.k_proj.out_features // self.head_dim

@@ -20,9 +20,10 @@ PACKING_ROWS = 64
 
 
 class Kernel(Protocol):
-    """A packed weight and the product with it: ``[rows, in_features]`` to ``[rows, out_features]``."""
+    """A packed weight, and the product with it in ``dtype``: ``[rows, in_features]`` to ``[rows, out_features]``."""
 
     name: str
+    dtype: torch.dtype
     packed_bytes: int
 
     def apply(self, rows: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ class OneDnnKernel:
     """oneDNN's packed product, in bfloat16 or float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+        self.dtype = dtype
         self._bias = None if bias is None else bias.to(dtype)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), PACKING_ROWS)
         self.name = f"onednn_{str(dtype).removeprefix('torch.')}"
@@ -42,7 +43,7 @@ class OneDnnKernel:
     def apply(self, rows: Tensor) -> Tensor:
         """Multiply in the kernel's dtype."""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows.to(self._dtype), self._packed, self._bias, "none", [], ""
+            rows.to(self.dtype), self._packed, self._bias, "none", [], ""
         )
         return product.to(rows.dtype)
 
@@ -51,6 +52,7 @@ class FbgemmKernel:
     """FBGEMM's product with float16 weights, widened on the fly, in float32."""
 
     name = "fbgemm_float16"
+    dtype = torch.float32
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed = torch.ops.quantized.linear_prepack_fp16(

@@ -15,14 +15,15 @@ import torch
 
 from model_worker.models.catalog import ModelSource
 from model_worker.models.conversion import cache_folder, converted_folder
-from model_worker.models.digest import weights_digest
+from model_worker.models.digest import code_digest, weights_digest
+from model_worker.models.files import CONFIG, check_files, check_gguf
 from model_worker.models.fused import fuse_layers
 from model_worker.models.layout import KvLayout
 from model_worker.models.linear import activation_dtype, is_packing_supported, pack_linears, packed_linears
-from model_worker.models.rope import check_length, freeze_rope
+from model_worker.models.rope import check_length, check_rope, freeze_rope
 from model_worker.models.sequential import runnable
 from model_worker.models.tokenizer import PromptTokenizer
-from model_worker.models.transformers_adapter import CausalModel, library_version, load_folder
+from model_worker.models.transformers_adapter import CausalModel, library_version, load_folder, read_config
 from model_worker.models.trial import check_attention, running
 from prefixcache.errors import ConfigError
 
@@ -34,12 +35,18 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load: dtype by name, device, tokens a block, longest sequence (None: the model's, at most 8,192)."""
+    """How to load: dtype by name, device, tokens a block, longest sequence (None: the model's, at most 8,192).
+
+    ``digest_memory`` is the folder of remembered file digests; None: every file is hashed.
+    ``is_code_trusted`` allows Python code that the model brings along to run.
+    """
 
     dtype: str
     device: torch.device
     block_size: int
     max_model_len: int | None = None
+    digest_memory: Path | None = None
+    is_code_trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +92,18 @@ def pick_device(name: str) -> torch.device:
 
 def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     """Load ``source``; raises ConfigError with what to change where it cannot be served."""
-    folder = _folder_of(source, options.dtype)
+    folder = model_folder(source, options.dtype, memory=options.digest_memory)
+    check_files(folder)
     activations = activation_dtype(DTYPES[options.dtype], options.device)
-    model, tokenizer = load_folder(folder, dtype=activations, device=options.device)
+    trusts_code = options.is_code_trusted
+    config = read_config(folder, is_code_trusted=trusts_code)
+    check_rope(config)
+    model, tokenizer = load_folder(
+        folder, config, dtype=activations, device=options.device, is_code_trusted=trusts_code
+    )
+    prompt_tokenizer = PromptTokenizer(tokenizer)
     causal = running(lambda: runnable(model))
+    _check_vocabulary(folder, prompt_tokenizer, causal)
     max_model_len = options.max_model_len or min(causal.max_positions, DEFAULT_MAX_MODEL_LEN)
     check_length(model.config, max_model_len=max_model_len, max_positions=causal.max_positions)
     freeze_rope(model, max_model_len=max_model_len)
@@ -103,11 +118,11 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     return LoadedModel(
         name=source.name,
         causal=causal,
-        tokenizer=PromptTokenizer(tokenizer),
+        tokenizer=prompt_tokenizer,
         layout=layout,
         device=options.device,
         dtype=options.dtype,
-        weights_digest=weights_digest(folder),
+        weights_digest=_digest(folder, options),
         rope_digest=rope_digest,
         weights_bytes=weights_bytes,
         packed_bytes=packed_bytes,
@@ -138,12 +153,37 @@ def _kernel_counts(model: LoadedModel) -> str:
     return " ".join(f"{name}:{count}" for name, count in sorted(counts.items())) or "torch"
 
 
-def _folder_of(source: ModelSource, dtype: str) -> Path:
+def _check_vocabulary(folder: Path, tokenizer: PromptTokenizer, causal: CausalModel) -> None:
+    vocab_size = causal.config.get("vocab_size")
+    if vocab_size is None:
+        raise ConfigError(
+            f"{folder / CONFIG} has no vocab_size of its own, as the configs of models for several kinds of input; "
+            f"serve a model for text alone"
+        )
+    if tokenizer.highest_id >= vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {folder} has token ids up to {tokenizer.highest_id} and the model a vocabulary of "
+            f"{vocab_size}; get tokenizer and model of the same model"
+        )
+
+
+def _digest(folder: Path, options: LoadOptions) -> bytes:
+    """What decides KV besides the config: the weights' bytes, and where the model's own code may run, that code's."""
+    digest = weights_digest(folder, memory=options.digest_memory)
+    return hashlib.sha256(digest + code_digest(folder)).digest() if options.is_code_trusted else digest
+
+
+def model_folder(source: ModelSource, dtype: str, *, memory: Path | None = None) -> Path:
+    """The folder in transformers' format that ``source`` is loaded from: its own, or a GGUF file's converted copy.
+
+    Converts where there is no intact copy yet; raises ConfigError where that cannot be done.
+    """
     if source.gguf_file is None:
         return source.folder
     gguf = source.folder / source.gguf_file
+    check_gguf(gguf)
     try:
-        return converted_folder(gguf, dtype=dtype, root=cache_folder(), on_convert=logger.info)
+        return converted_folder(gguf, dtype=dtype, root=cache_folder(), on_convert=logger.info, memory=memory)
     except OSError as error:
         raise ConfigError(
             f"cannot convert {gguf}: {error}; set XDG_CACHE_HOME to a folder with space that can be written"

@@ -1,6 +1,6 @@
-"""What a loaded model must prove before it serves, remembered by identity.
+"""What a loaded model must prove before it serves: batches in which rows are alone, and five checks.
 
-A model that fails is refused by the name of the check. Passing is written down in the
+A model that fails is refused by the name of the check. Passing is remembered in the
 user's cache folder, under a digest of all that could change the outcome; a file that
 cannot be read or written costs the time of the checks, nothing else.
 """
@@ -9,39 +9,43 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from model_worker.models.checks import CHECKS, CheckFailed, Subject
 from model_worker.models.conversion import cache_folder
 from model_worker.models.loading import LoadedModel
+from model_worker.models.row_probe import probe_rows
 from model_worker.models.trial import Trial
 from prefixcache.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Qualification:
-    """The checks a model passed and what each measured; whether that was remembered or found now."""
+    """Batch sizes of the row probe; the checks passed and what each measured; whether that was remembered."""
 
+    row_counts: tuple[int, ...]
     checks: dict[str, str]
     is_remembered: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What decides the outcome: the namespace's digest (model, numerics, canary), and the batches that will be run."""
+    """What decides the outcome: the namespace's digest (model, versions, threads, canary), machine and batch size."""
 
     namespace_digest: bytes
-    allowed_rows: tuple[int, ...]
+    machine: Mapping[str, str]
     max_rows: int
 
     def digest(self) -> str:
         """Hex SHA-256 over all of it and this file's version."""
-        fields = [VERSION, self.namespace_digest.hex(), list(self.allowed_rows), self.max_rows]
+        fields = [VERSION, self.namespace_digest.hex(), sorted(self.machine.items()), self.max_rows]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
@@ -51,25 +55,28 @@ def qualified_folder() -> Path:
 
 
 def qualify(model: LoadedModel, circumstances: Circumstances, *, folder: Path) -> Qualification:
-    """Run the five checks, or recall that this very model passed them here.
+    """Run the row probe and the five checks, or recall that this very model passed them here.
 
     Raises ConfigError with the check's name, what it found and what to do.
     """
     path = folder / f"{circumstances.digest()}.json"
-    remembered = _read(path)
+    remembered = _read(path, max_rows=circumstances.max_rows)
     if remembered is not None:
-        return Qualification(remembered, is_remembered=True)
-    found = run_checks(model, circumstances)
+        return remembered
+    row_counts = probe_rows(model.causal.model, max_rows=circumstances.max_rows)
+    found = Qualification(
+        row_counts, run_checks(model, row_counts, max_rows=circumstances.max_rows), is_remembered=False
+    )
     _write(path, found)
-    return Qualification(found, is_remembered=False)
+    return found
 
 
-def run_checks(model: LoadedModel, circumstances: Circumstances) -> dict[str, str]:
+def run_checks(model: LoadedModel, row_counts: tuple[int, ...], *, max_rows: int) -> dict[str, str]:
     """Name of each check to what it measured; ConfigError at the first that does not hold."""
     subject = Subject(
         trial=Trial(model.causal, model.layout),
-        allowed_rows=circumstances.allowed_rows,
-        max_rows=circumstances.max_rows,
+        allowed_rows=row_counts,
+        max_rows=max_rows,
         storage_dtype=model.layout.storage_dtype,
         has_experts=bool(model.causal.experts),
         max_positions=model.max_positions,
@@ -83,20 +90,31 @@ def run_checks(model: LoadedModel, circumstances: Circumstances) -> dict[str, st
     return found
 
 
-def _read(path: Path) -> dict[str, str] | None:
+def _read(path: Path, *, max_rows: int) -> Qualification | None:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        row_counts, checks = found["row_counts"], found["checks"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
+    is_whole = _are_row_counts(row_counts, max_rows=max_rows) and _are_checks(checks)
+    return Qualification(tuple(row_counts), checks, is_remembered=True) if is_whole else None
+
+
+def _are_row_counts(found: Any, *, max_rows: int) -> bool:  # noqa: ANN401  any JSON value
+    is_list = isinstance(found, list) and all(type(count) is int for count in found)
+    return is_list and found == sorted({count for count in found if count > 0}) and found[-1:] >= [max_rows]
+
+
+def _are_checks(found: Any) -> bool:  # noqa: ANN401  any JSON value
     is_whole = isinstance(found, dict) and list(found) == list(CHECKS)
-    return found if is_whole and all(isinstance(text, str) for text in found.values()) else None
+    return is_whole and all(isinstance(text, str) for text in found.values())
 
 
-def _write(path: Path, found: dict[str, str]) -> None:
+def _write(path: Path, found: Qualification) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(found))
+        part.write_text(json.dumps({"row_counts": found.row_counts, "checks": found.checks}))
         part.replace(path)
     except OSError as error:
         logger.warning("cannot remember the qualification in %s: %s; the next start runs it again", path, error)

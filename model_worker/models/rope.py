@@ -8,8 +8,8 @@ config and the longest sequence that will be served.
 from typing import Any
 
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from model_worker.models.transformers_adapter import rope_frequencies
 from prefixcache.errors import ConfigError
 
 SUPPORTED = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
@@ -72,7 +72,4 @@ def _freeze(rotary: Any, kind: str, *, layer_type: str | None, max_model_len: in
     if max_model_len <= original:
         return
     frequencies: torch.Tensor = getattr(rotary, "inv_freq" if layer_type is None else f"{layer_type}_inv_freq")
-    options = {} if layer_type is None else {"layer_type": layer_type}
-    compute: Any = ROPE_INIT_FUNCTIONS[kind]
-    long_frequencies, _ = compute(rotary.config, frequencies.device, seq_len=original + 1, **options)
-    frequencies.copy_(long_frequencies)
+    frequencies.copy_(rope_frequencies(kind, rotary.config, seq_len=original + 1, layer_type=layer_type))

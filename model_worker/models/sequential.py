@@ -5,16 +5,19 @@ slot and hands out all of them. Rows of a batch are separate forwards, so nobody
 a neighbour, and decoding reads the weights once for every row.
 """
 
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache
 
 from model_worker.models.attention import AttentionBatch, LayerShape, Span
-from model_worker.models.transformers_adapter import CausalModel
+from model_worker.models.transformers_adapter import (
+    Cache,
+    CausalModel,
+    DynamicCache,
+    PreTrainedModel,
+    cache_argument,
+)
 from prefixcache.errors import ConfigError
 
 
@@ -59,8 +62,7 @@ class SequentialModel(CausalModel):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         model.set_attn_implementation("eager")
-        parameters = inspect.signature(type(model).forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_argument = cache_argument(model)
 
     def kv_shapes(self) -> dict[int, LayerShape]:
         """The shape of each layer's KV, as the model's cache receives it in a forward of one token."""

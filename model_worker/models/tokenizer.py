@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import jinja2
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from model_worker.models.token_bounds import token_bound
 from prefixcache.errors import InvalidRequest
 
 
@@ -40,8 +40,18 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  transformers' class; only models/ imports it
         self._tokenizer = tokenizer
         self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._bound = token_bound(self._backend)
         self.has_chat_template = bool(tokenizer.chat_template)
         self.takes_tools = re.search(r"\btools\b", str(tokenizer.chat_template)) is not None
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that ``text`` has at least, found without tokenizing; 0 where nothing is known."""
+        return 0 if self._bound is None else self._bound.fewest_tokens(text)
+
+    @property
+    def highest_id(self) -> int:
+        """The highest token id that a text or a template can have."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of plain text, with the special tokens the tokenizer adds by default."""
@@ -62,8 +72,11 @@ class PromptTokenizer:
             rendered = self._tokenizer.apply_chat_template(
                 list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
-            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
+        except Exception as error:  # a template is a program of the model's author: it may raise anything
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {str(error) or type(error).__name__}; send what it "
+                "accepts, or send text or token ids"
+            ) from error
         return str(rendered)
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -1,5 +1,9 @@
-"""The one place that knows transformers' moving API: loading, converting, calling a model."""
+"""The one place that knows transformers' moving API: loading, converting, calling a model, its rope and its caches.
 
+The range of versions it works with is the one in ``pyproject.toml``.
+"""
+
+import inspect
 import logging
 import warnings
 from pathlib import Path
@@ -16,17 +20,35 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from model_worker.models import attention
-from model_worker.models.rope import check_rope
+from model_worker.models.files import check_loaded
 from prefixcache.errors import ConfigError
+
+__all__ = [
+    "Cache",
+    "CausalModel",
+    "DynamicCache",
+    "PreTrainedModel",
+    "cache_argument",
+    "convert_gguf",
+    "library_version",
+    "load_folder",
+    "read_config",
+    "rope_frequencies",
+    "silence",
+    "straighten_linears",
+]
 
 logger = logging.getLogger(__name__)
 
 KNOWN_LAYERS = ("full_attention", "sliding_attention")
 EXPERTS_BY_GROUP = "eager"
 EXPERTS_BY_ROW = "batched_mm"
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "moe_topk", "moe_k")
 
 
 def library_version() -> str:
@@ -55,7 +77,10 @@ def convert_gguf(gguf: Path, *, dtype: str, target: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **names)
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
     except Exception as error:
-        raise ConfigError(f"cannot read the model in {gguf}: {error}; get the file again") from error
+        raise ConfigError(
+            f"cannot read the model in {gguf}: {error}; get the file again, or one of a kind that transformers "
+            f"{library_version()} reads from GGUF"
+        ) from error
     try:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
@@ -63,41 +88,73 @@ def convert_gguf(gguf: Path, *, dtype: str, target: Path) -> None:
         raise OSError(f"{target} cannot be written: {error}") from error
 
 
+def read_config(folder: Path, *, is_code_trusted: bool) -> Any:  # noqa: ANN401  config classes differ
+    """The config of the model in ``folder``; raises ConfigError with what is wrong and what to do."""
+    silence()
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=is_code_trusted)
+    except Exception as error:
+        raise _unloadable(folder, error) from error
+
+
 def load_folder(
-    folder: Path, *, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: Any,  # noqa: ANN401  config classes differ
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_code_trusted: bool,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer with the engine's attention; raises ConfigError with what is wrong and what to do."""
+    """Load model and tokenizer with the engine's attention; raises ConfigError with what is wrong and what to do.
+
+    Python code that the model brings along runs only if ``is_code_trusted``; without, a
+    model of a type that transformers knows is loaded with transformers' own code.
+    """
     silence()
     AttentionInterface.register(attention.NAME, attention.attention_forward)
     AttentionInterface.register(attention.SHAPES_NAME, attention.record_shapes)
+    local: Any = {"local_files_only": True, "trust_remote_code": is_code_trusted}
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        check_rope(config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
             attn_implementation="eager",
-            local_files_only=True,
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
+            **local,
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        _check_is_fast(folder, tokenizer)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"cannot load the model in {folder}: {error}") from error
+        raise _unloadable(folder, error) from error
     model, report = loaded
-    _check_complete(folder, sorted(report["missing_keys"]))
+    check_loaded(folder, report)
     straighten_linears(model)
     return model.to(device).eval(), tokenizer
 
 
-def _check_complete(folder: Path, missing: list[str]) -> None:
-    if missing:
+def _check_is_fast(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ConfigError(
-            f"the files in {folder} lack {len(missing)} of the model's weights, such as {missing[0]}, which would be "
-            f"drawn at random; get the whole model"
+            f"the tokenizer in {folder} ({type(tokenizer).__name__}) is not one of the tokenizers library; get a model "
+            f"with a tokenizer.json"
         )
+
+
+def _unloadable(folder: Path, error: Exception) -> ConfigError:
+    if "trust_remote_code" in str(error):
+        code = ", ".join(sorted(path.name for path in folder.glob("*.py"))) or "files that it names"
+        return ConfigError(
+            f"the model in {folder} is loaded by Python code of its own ({code}), which could do anything this user "
+            f"can; read it, and only if you trust it start with --trust-remote-code"
+        )
+    return ConfigError(
+        f"cannot load the model in {folder}: {error}; serve a causal language model of a type that transformers "
+        f"{library_version()} knows, its files whole"
+    )
 
 
 def straighten_linears(model: torch.nn.Module) -> None:
@@ -115,6 +172,19 @@ def _linear_of(layer: Conv1D) -> torch.nn.Linear:
     return linear
 
 
+def rope_frequencies(kind: str, config: Any, *, seq_len: int, layer_type: str | None) -> Tensor:  # noqa: ANN401
+    """The rotary frequencies of rope ``kind`` for sequences of ``seq_len``; layer_type None: of all layers."""
+    options = {} if layer_type is None else {"layer_type": layer_type}
+    compute: Any = ROPE_INIT_FUNCTIONS[kind]
+    frequencies, _ = compute(config, torch.device("cpu"), seq_len=seq_len, **options)
+    return cast("Tensor", frequencies)
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's ``forward`` calls the cache it is given."""
+    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+
+
 class CausalModel:
     """A loaded model as the runner calls it: one row of tokens, the engine's attention, no cache object."""
 
@@ -122,6 +192,8 @@ class CausalModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self._batch: attention.AttentionBatch | None = None
+        model.base_model.register_forward_pre_hook(self._hand_on_batch, with_kwargs=True)
         self._chosen_experts = ""
         self._has_experts = bool(model._can_set_experts_implementation())  # noqa: SLF001  has no public name
 
@@ -129,6 +201,18 @@ class CausalModel:
     def experts(self) -> str:
         """How experts are computed, in a prefill and in a decode; empty for a model without them."""
         return f"{EXPERTS_BY_GROUP} {EXPERTS_BY_ROW}" if self._has_experts else ""
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of a layer."""
+        return int(self.model.config.num_attention_heads)
+
+    @property
+    def experts_per_token(self) -> int:
+        """Experts that a token is sent to in a layer; 0 for a model without them."""
+        config = self.model.config
+        named = [getattr(config, name, None) for name in EXPERTS_PER_TOKEN] if self._has_experts else []
+        return next((int(count) for count in named if count), 0)
 
     def kv_shapes(self) -> dict[int, attention.LayerShape]:
         """The shape of each layer's KV, as attention receives it in a forward of one token."""
@@ -161,10 +245,18 @@ class CausalModel:
     ) -> Tensor:
         """As ``forward_kv``, and the logits ``[num_logits, vocab_size]`` of the last rows; 0: of all rows."""
         self._choose_experts(batch)
-        output = self.model(
-            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=num_logits, attention_batch=batch
-        )
+        self._batch = batch
+        try:
+            output = self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=num_logits)
+        finally:
+            self._batch = None
         return cast("Tensor", output.logits[0])
+
+    def _hand_on_batch(
+        self, base: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give the batch to the base model itself: some heads keep what they do not know to themselves."""
+        return positional, named if self._batch is None else named | {"attention_batch": self._batch}
 
     def reference_logits(self, ids: Tensor) -> Tensor:
         """Logits ``[tokens, vocab_size]`` of ``ids`` ``[1, tokens]`` in one forward with the model's own attention."""

@@ -57,6 +57,14 @@ class Trial:
         positions = torch.arange(start, start + size, device=self.device).unsqueeze(0)
         return self._forward([token_ids], positions, (Span(kv, start, 0, size),), num_logits=num_logits)
 
+    @torch.inference_mode()
+    def fill(self, kv: Tensor, token_ids: list[int]) -> None:
+        """Compute KV of ``token_ids`` at positions from 0 without the LM head, as for a block inside a prompt."""
+        size = len(token_ids)
+        positions = torch.arange(size, device=self.device).unsqueeze(0)
+        ids, batch = torch.tensor([token_ids], device=self.device), self._batch((Span(kv, 0, 0, size),))
+        running(lambda: self._causal.forward_kv(ids, positions, batch))
+
     def prefill_blocks(self, kv: Tensor, token_ids: list[int]) -> Tensor:
         """Canonical prefill of ``token_ids`` from position 0; logits ``[1, vocab_size]`` of the last."""
         size = self.block_size
@@ -75,11 +83,13 @@ class Trial:
     def _forward(
         self, token_ids: list[list[int]], positions: Tensor, spans: tuple[Span, ...], *, num_logits: int
     ) -> Tensor:
+        ids, batch = torch.tensor(token_ids, device=self.device), self._batch(spans)
+        return running(lambda: self._causal.forward_logits(ids, positions, batch, num_logits=num_logits))
+
+    def _batch(self, spans: tuple[Span, ...]) -> AttentionBatch:
         longest = max(span.num_tokens for span in spans)
         mask = torch.full((longest, longest), float("-inf"), dtype=self._layout.working_dtype, device=self.device)
-        batch = AttentionBatch(spans, mask.triu(1), self._storage_dtype)
-        ids = torch.tensor(token_ids, device=self.device)
-        return running(lambda: self._causal.forward_logits(ids, positions, batch, num_logits=num_logits))
+        return AttentionBatch(spans, mask.triu(1), self._storage_dtype)
 
 
 def running(forward: Callable[[], Result]) -> Result:
@@ -109,8 +119,8 @@ def check_attention(causal: CausalModel, layout: KvLayout) -> None:
     attention for something that this version does not know of.
     """
     trial = Trial(causal, layout, storage_dtype=layout.working_dtype)
-    token_ids = walk_tokens(COMPARED_TOKENS, trial.vocab_size)
-    mine = trial.prefill(trial.new_kv(COMPARED_TOKENS), token_ids, num_logits=0)
+    token_ids = walk_tokens(min(COMPARED_TOKENS, causal.max_positions), trial.vocab_size)
+    mine = trial.prefill(trial.new_kv(len(token_ids)), token_ids, num_logits=0)
     theirs = running(lambda: causal.reference_logits(torch.tensor([token_ids], device=trial.device)))
     found = float(distance(mine, theirs).max())
     if not found <= TOLERANCES[layout.working_dtype]:

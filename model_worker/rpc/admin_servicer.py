@@ -1,5 +1,7 @@
 """``CacheAdmin``: statistics and the operator's commands."""
 
+from collections.abc import Mapping
+
 from model_worker.rpc.backend import Backend
 from model_worker.rpc.bounds import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE
 from model_worker.rpc.messages import fill
@@ -8,14 +10,20 @@ from prefixcache.pb.v1 import admin_pb2, admin_pb2_grpc
 
 
 class AdminServicer(admin_pb2_grpc.CacheAdminServicer):
-    """Serves ``CacheAdmin`` from a backend."""
+    """Serves ``CacheAdmin`` from a backend; ``failed_calls`` are those of the whole server, by status."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, failed_calls: Mapping[str, int]) -> None:
         self._backend = backend
+        self._failed_calls = failed_calls
 
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: object) -> admin_pb2.GetStatsResponse:  # noqa: N802
         """Return counters and gauges since the start."""
-        return fill(admin_pb2.GetStatsResponse, self._backend.stats(), model=self._backend.description.model)
+        return fill(
+            admin_pb2.GetStatsResponse,
+            self._backend.stats(),
+            model=self._backend.description.model,
+            failed_calls=self._failed_calls,
+        )
 
     async def ListPrefixes(  # noqa: N802
         self, request: admin_pb2.ListPrefixesRequest, context: object
@@ -39,3 +47,22 @@ class AdminServicer(admin_pb2_grpc.CacheAdminServicer):
     async def Clear(self, request: admin_pb2.ClearRequest, context: object) -> admin_pb2.ClearResponse:  # noqa: N802
         """Drop every cached prefix."""
         return fill(admin_pb2.ClearResponse, self._backend.clear())
+
+    async def Diagnose(self, request: admin_pb2.DiagnoseRequest, context: object) -> admin_pb2.DiagnoseResponse:  # noqa: N802
+        """Tell what the worker knows of itself and, where asked, measure."""
+        diagnosis = await self._backend.diagnose(measure=request.measure)
+        description, measured = self._backend.description, diagnosis.measurement
+        return fill(
+            admin_pb2.DiagnoseResponse,
+            diagnosis.facts,
+            model=description.model,
+            namespace_digest=description.namespace_digest,
+            namespace_fields=description.namespace_fields,
+            checks=[
+                admin_pb2.QualificationCheck(name=name, found=text) for name, text in diagnosis.facts.checks.items()
+            ],
+            resident_bytes=diagnosis.resident_bytes,
+            num_running=diagnosis.num_running,
+            load_average=diagnosis.load_average,
+            measurement=None if measured is None else fill(admin_pb2.Measurement, measured),
+        )

@@ -4,9 +4,10 @@ The servicers are written against these protocols; the engine fits them, and so
 does the fake engine of the tests.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar, TypeVarTuple
 
+from model_worker.engine.diagnosis import Diagnosis
 from model_worker.engine.request import Event, GenerateRequest
 from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, PrefixPage, WarmResult, WorkerStats
 
@@ -20,6 +21,14 @@ class ModelDescription(Protocol):
     @property
     def model(self) -> str:
         """Name the model is served under."""
+
+    @property
+    def namespace_digest(self) -> str:
+        """Digest of the identity of the worker's KV, in hex."""
+
+    @property
+    def namespace_fields(self) -> Mapping[str, str]:
+        """What that identity is made of."""
 
     @property
     def max_model_len(self) -> int:
@@ -36,6 +45,9 @@ class Tokenizer(Protocol):
     @property
     def has_chat_template(self) -> bool:
         """Whether ``render_chat`` can work at all."""
+
+    def fewest_tokens(self, text: str, /) -> int:
+        """A number of tokens that ``text`` has at least, found quickly; 0 where nothing is known."""
 
     def encode_text(self, text: str, /) -> list[int]:
         """Tokenize plain text, with the special tokens the tokenizer adds by default."""
@@ -74,7 +86,9 @@ class Backend(Protocol):
     def lookup(self, prompt_token_ids: list[int], /, *, cache_salt: str) -> LookupResult:
         """Say what of a prompt is cached, changing nothing."""
 
-    def warm(self, prompt_token_ids: list[int], /, *, cache_salt: str, request_id: str) -> Awaitable[WarmResult]:
+    def warm(
+        self, prompt_token_ids: list[int], /, *, cache_salt: str, request_id: str, timeout_s: float | None
+    ) -> Awaitable[WarmResult]:
         """Compute a prompt's full blocks for the cache; cancelling the caller aborts it."""
 
     def list_prefixes(self, *, page_size: int, page_token: str) -> PrefixPage:
@@ -89,5 +103,11 @@ class Backend(Protocol):
     def stats(self) -> WorkerStats:
         """Take a snapshot of counters and gauges."""
 
+    def diagnose(self, *, measure: bool) -> Awaitable[Diagnosis]:
+        """Tell what is known of model and machine, and where asked measure them; raises CapacityExceeded."""
+
     def run_io(self, function: Callable[[*Arguments], Result], /, *args: *Arguments) -> Awaitable[Result]:
         """Run a blocking function in the I/O pool."""
+
+    def run_long_io(self, function: Callable[[*Arguments], Result], /, *args: *Arguments) -> Awaitable[Result]:
+        """Run a blocking function that takes long, one at a time; raises CapacityExceeded where too many wait."""

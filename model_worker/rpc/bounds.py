@@ -10,6 +10,8 @@ from prefixcache.rpc.status import MAX_REQUEST_ID_CHARS, is_request_id
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_PROMPT_BYTES: Final = 8 * 1024 * 1024
+LONG_PROMPT_BYTES: Final = 256 * 1024
+LONG_PROMPT_IDS: Final = 64 * 1024
 MAX_PROMPT_IDS: Final = 1024 * 1024
 MAX_CHAT_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
@@ -26,6 +28,7 @@ MAX_OUTPUT_PENALTY: Final = 2.0
 DEFAULT_PAGE_SIZE: Final = 100
 MAX_PAGE_SIZE: Final = 1000
 MAX_LOGPROBS: Final = 20
+MAX_SAMPLES: Final = 64
 MAX_LOGIT_BIASES: Final = 300
 MAX_LOGIT_BIAS: Final = 100.0
 
@@ -37,11 +40,12 @@ def shown(value: str) -> str:
     return repr(value) if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]!r}… ({len(value)} characters)"
 
 
-def check_size(value: str, *, field: str, limit: int) -> None:
-    """Raise InvalidRequest where ``value`` has more than ``limit`` bytes of UTF-8."""
+def check_size(value: str, *, field: str, limit: int) -> int:
+    """Give the bytes of ``value`` in UTF-8; raise InvalidRequest where they are more than ``limit``."""
     num_bytes = len(value.encode())
     if num_bytes > limit:
         raise InvalidRequest(f"{field} has {num_bytes} bytes; send at most {limit}")
+    return num_bytes
 
 
 def check_count(count: int, *, field: str, limit: int) -> None:

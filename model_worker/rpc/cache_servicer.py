@@ -5,7 +5,7 @@ from model_worker.rpc.bounds import check_cache_salt
 from model_worker.rpc.messages import fill
 from model_worker.rpc.prompts import resolve_prompt
 from prefixcache.pb.v1 import cache_pb2, cache_pb2_grpc
-from prefixcache.rpc.interceptors import current_request_id
+from prefixcache.rpc.interceptors import Context, current_request_id, remaining_s
 
 
 class CacheServicer(cache_pb2_grpc.PrefixCacheServicer):
@@ -21,11 +21,15 @@ class CacheServicer(cache_pb2_grpc.PrefixCacheServicer):
         found = self._backend.lookup(prompt.token_ids, cache_salt=request.cache_salt)
         return fill(cache_pb2.LookupResponse, found)
 
-    async def Warm(self, request: cache_pb2.WarmRequest, context: object) -> cache_pb2.WarmResponse:  # noqa: N802
+    async def Warm(self, request: cache_pb2.WarmRequest, context: Context) -> cache_pb2.WarmResponse:  # noqa: N802
         """Bring a prompt into the cache."""
         check_cache_salt(request.cache_salt)
-        prompt = await resolve_prompt(request.prompt, self._backend)
+        max_tokens = self._backend.description.max_model_len - 1
+        prompt = await resolve_prompt(request.prompt, self._backend, max_tokens=max_tokens)
         warmed = await self._backend.warm(
-            prompt.token_ids, cache_salt=request.cache_salt, request_id=current_request_id()
+            prompt.token_ids,
+            cache_salt=request.cache_salt,
+            request_id=current_request_id(),
+            timeout_s=remaining_s(context),
         )
         return fill(cache_pb2.WarmResponse, warmed)

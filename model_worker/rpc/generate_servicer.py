@@ -10,12 +10,12 @@ from contextlib import aclosing
 
 from model_worker.engine.request import GenerateRequest
 from model_worker.rpc.backend import Backend
-from model_worker.rpc.bounds import check_cache_salt, check_request_id
+from model_worker.rpc.bounds import LONG_PROMPT_IDS, check_cache_salt, check_request_id
 from model_worker.rpc.messages import fill, response_of
 from model_worker.rpc.options import check_model, read_sampling, read_stopping
 from model_worker.rpc.prompts import resolve_prompt
 from prefixcache.pb.v1 import worker_pb2, worker_pb2_grpc
-from prefixcache.rpc.interceptors import current_request_id
+from prefixcache.rpc.interceptors import Context, current_request_id, remaining_s
 
 
 class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
@@ -27,20 +27,20 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
     async def Generate(  # noqa: N802 -- gRPC's name
         self,
         request: worker_pb2.GenerateRequest,
-        context: object,
+        context: Context,
     ) -> AsyncIterator[worker_pb2.GenerateResponse]:
         """Stream Started, Progress, Tokens and Finished of one request."""
-        async with aclosing(self._backend.generate(await self._read(request))) as events:
+        async with aclosing(self._backend.generate(await self._read(request, context))) as events:
             async for event in events:
                 yield response_of(event)
 
-    async def _read(self, request: worker_pb2.GenerateRequest) -> GenerateRequest:
+    async def _read(self, request: worker_pb2.GenerateRequest, context: Context) -> GenerateRequest:
         description = self._backend.description
         check_model(request.model, description)
         check_cache_salt(request.cache_salt)
         sampling = read_sampling(request.sampling, description)
         stopping = read_stopping(request.stopping, description)
-        prompt = await resolve_prompt(request.prompt, self._backend)
+        prompt = await resolve_prompt(request.prompt, self._backend, max_tokens=description.max_model_len - 1)
         return GenerateRequest(
             request_id=current_request_id(),
             prompt_token_ids=prompt.token_ids,
@@ -49,6 +49,7 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
             cache_salt=request.cache_salt,
             bypass_prefix_cache=request.bypass_prefix_cache,
             report_progress=request.report_progress,
+            timeout_s=remaining_s(context),
         )
 
     async def Abort(self, request: worker_pb2.AbortRequest, context: object) -> worker_pb2.AbortResponse:  # noqa: N802
@@ -62,7 +63,8 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
         prompt = await resolve_prompt(request.prompt, self._backend)
         text = prompt.text
         if text is None:
-            text = await self._backend.run_io(self._backend.tokenizer.decode, prompt.token_ids)
+            run = self._backend.run_io if len(prompt.token_ids) <= LONG_PROMPT_IDS else self._backend.run_long_io
+            text = await run(self._backend.tokenizer.decode, prompt.token_ids)
         return worker_pb2.TokenizeResponse(ids=prompt.token_ids, text=text)
 
     async def GetModelInfo(  # noqa: N802

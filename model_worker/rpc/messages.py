@@ -14,7 +14,7 @@ from prefixcache.pb.v1 import worker_pb2
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
-def fill(message_type: type[AnyMessage], source: object, **given: str) -> AnyMessage:
+def fill(message_type: type[AnyMessage], source: object, **given: object) -> AnyMessage:
     """Make a message whose fields are the attributes of ``source`` of the same names.
 
     Fields in ``given`` are taken from there. Nested messages are filled from
@@ -41,7 +41,13 @@ def response_of(event: Event) -> worker_pb2.GenerateResponse:
 
 
 def _tokens(event: TokensGenerated) -> worker_pb2.Tokens:
-    tokens = worker_pb2.Tokens(ids=event.token_ids, text=event.text)
+    tokens = worker_pb2.Tokens(
+        ids=event.token_ids,
+        text=event.text,
+        sample=event.sample,
+        reason=_reason(event.finish_reason),
+        matched_stop=event.matched_stop,
+    )
     for logprobs in event.logprobs:
         top = [worker_pb2.TopLogprob(id=token, logprob=logprob) for token, logprob in logprobs.top]
         tokens.logprobs.add(logprob=logprobs.logprob, top=top)
@@ -51,8 +57,12 @@ def _tokens(event: TokensGenerated) -> worker_pb2.Tokens:
 def _finished(event: Finished) -> worker_pb2.Finished:
     record = event.record
     return worker_pb2.Finished(
-        reason=worker_pb2.FinishReason.Value(f"FINISH_REASON_{record.finish_reason.upper()}"),
+        reason=_reason(record.finish_reason),
         usage=fill(worker_pb2.Usage, record),
         timings=fill(worker_pb2.Timings, record),
         matched_stop=record.matched_stop,
     )
+
+
+def _reason(name: str) -> worker_pb2.FinishReason.ValueType:
+    return worker_pb2.FinishReason.Value(f"FINISH_REASON_{name.upper() or 'UNSPECIFIED'}")

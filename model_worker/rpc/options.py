@@ -10,6 +10,7 @@ from model_worker.rpc.bounds import (
     MAX_LOGPROBS,
     MAX_OUTPUT_PENALTY,
     MAX_REPETITION_PENALTY,
+    MAX_SAMPLES,
     MAX_STOP_TEXT_BYTES,
     MAX_STOP_TEXTS,
     MAX_STOP_TOKEN_IDS,
@@ -55,6 +56,7 @@ def read_sampling(sampling: worker_pb2.Sampling, description: ModelDescription) 
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=_logit_bias(sampling, description),
         logprobs=_num_logprobs(sampling),
+        num_samples=_num_samples(sampling),
     )
 
 
@@ -100,6 +102,14 @@ def _num_logprobs(sampling: worker_pb2.Sampling) -> int | None:
     if sampling.logprobs > MAX_LOGPROBS:
         raise InvalidRequest(f"sampling.logprobs is {sampling.logprobs}; send 0 to {MAX_LOGPROBS}, or leave it out")
     return sampling.logprobs
+
+
+def _num_samples(sampling: worker_pb2.Sampling) -> int:
+    if not sampling.HasField("n"):
+        return 1
+    if not 1 <= sampling.n <= MAX_SAMPLES:
+        raise InvalidRequest(f"sampling.n is {sampling.n}; send 1 to {MAX_SAMPLES} samples, or leave it out for one")
+    return sampling.n
 
 
 def _min_new_tokens(stopping: worker_pb2.Stopping, description: ModelDescription) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from model_worker.rpc.backend import Backend
 from model_worker.rpc.bounds import (
+    LONG_PROMPT_BYTES,
     MAX_CHAT_MESSAGES,
     MAX_PROMPT_BYTES,
     MAX_PROMPT_IDS,
@@ -28,13 +29,19 @@ class ResolvedPrompt:
     text: str | None
 
 
-async def resolve_prompt(prompt: worker_pb2.Prompt, backend: Backend) -> ResolvedPrompt:
-    """Validate a prompt and tokenize it in the I/O pool; raises InvalidRequest."""
+async def resolve_prompt(
+    prompt: worker_pb2.Prompt, backend: Backend, *, max_tokens: int | None = None
+) -> ResolvedPrompt:
+    """Validate a prompt and tokenize it in the I/O pool; raises InvalidRequest.
+
+    A long text that surely has more than ``max_tokens`` tokens is refused before it is tokenized;
+    of others the engine counts the tokens.
+    """
     kind = prompt.WhichOneof("input")
     if kind == "text":
-        resolved = await _resolve_text(prompt.text, backend)
+        resolved = await _resolve_text(prompt.text, backend, max_tokens=max_tokens)
     elif kind == "chat":
-        resolved = await _resolve_chat(prompt.chat, backend)
+        resolved = await _resolve_chat(prompt.chat, backend, max_tokens=max_tokens)
     elif kind == "tokens":
         resolved = _resolve_tokens(prompt.tokens, backend)
     else:
@@ -44,12 +51,18 @@ async def resolve_prompt(prompt: worker_pb2.Prompt, backend: Backend) -> Resolve
     return resolved
 
 
-async def _resolve_text(text: str, backend: Backend) -> ResolvedPrompt:
-    check_size(text, field="prompt.text", limit=MAX_PROMPT_BYTES)
-    return ResolvedPrompt(await backend.run_io(backend.tokenizer.encode_text, text), text)
+async def _resolve_text(text: str, backend: Backend, *, max_tokens: int | None) -> ResolvedPrompt:
+    if check_size(text, field="prompt.text", limit=MAX_PROMPT_BYTES) <= LONG_PROMPT_BYTES:
+        return ResolvedPrompt(await backend.run_io(backend.tokenizer.encode_text, text), text)
+
+    def check_and_encode() -> list[int]:
+        _check_fits(text, backend, field="prompt.text", max_tokens=max_tokens)
+        return backend.tokenizer.encode_text(text)
+
+    return ResolvedPrompt(await backend.run_long_io(check_and_encode), text)
 
 
-async def _resolve_chat(chat: worker_pb2.Chat, backend: Backend) -> ResolvedPrompt:
+async def _resolve_chat(chat: worker_pb2.Chat, backend: Backend, *, max_tokens: int | None) -> ResolvedPrompt:
     if not backend.tokenizer.has_chat_template:
         model = backend.description.model
         raise InvalidRequest(
@@ -61,9 +74,22 @@ async def _resolve_chat(chat: worker_pb2.Chat, backend: Backend) -> ResolvedProm
     def render_and_encode() -> ResolvedPrompt:
         tools = [_tool(text, index) for index, text in enumerate(chat.tools)]
         text = backend.tokenizer.render_chat(messages, tools)
+        _check_fits(text, backend, field="prompt.chat", max_tokens=max_tokens)
         return ResolvedPrompt(backend.tokenizer.encode_rendered(text), text)
 
-    return await backend.run_io(render_and_encode)
+    run = backend.run_io if chat.ByteSize() <= LONG_PROMPT_BYTES else backend.run_long_io
+    return await run(render_and_encode)
+
+
+def _check_fits(text: str, backend: Backend, *, field: str, max_tokens: int | None) -> None:
+    if max_tokens is None or len(text) <= LONG_PROMPT_BYTES:
+        return
+    fewest = backend.tokenizer.fewest_tokens(text)
+    if fewest > max_tokens:
+        raise InvalidRequest(
+            f"{field} has {len(text)} characters, which are {fewest} tokens at least, and the model's window leaves "
+            f"{max_tokens} to a prompt; shorten it or start the worker with a larger --max-model-len"
+        )
 
 
 def _checked_messages(chat: worker_pb2.Chat) -> list[dict[str, str]]:

@@ -4,27 +4,19 @@ from collections.abc import Sequence
 from typing import Final
 
 from grpc import aio
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from model_worker.rpc.admin_servicer import AdminServicer
 from model_worker.rpc.backend import Backend
 from model_worker.rpc.bounds import MAX_MESSAGE_BYTES
-from model_worker.rpc.cache_servicer import CacheServicer
+from model_worker.rpc.connections import most_connections
 from model_worker.rpc.draining import Gate
-from model_worker.rpc.generate_servicer import GenerateServicer
 from model_worker.rpc.listening import ListenAddress, check_listen, parse_listen
+from model_worker.rpc.services import OWN_SERVICES, add_services, report_serving
 from prefixcache.errors import ConfigError
-from prefixcache.pb.v1 import admin_pb2, admin_pb2_grpc, cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
 from prefixcache.rpc.interceptors import RequestInterceptor
 
-OWN_SERVICES: Final = tuple(
-    service.full_name
-    for file in (worker_pb2, cache_pb2, admin_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-)
-
+MAX_CALLS: Final = 1024
 _UNGATED_CALLS: Final = 64
 _FLUSH_S: Final = 0.5
 _CHANNEL_OPTIONS: Final = (
@@ -42,6 +34,7 @@ class Server:
     ``listen`` is ``HOST:PORT``, port 0 for any free one. Beyond loopback it
     needs ``insecure``. ``max_message_bytes`` bounds a message either way;
     ``max_calls`` bounds the calls open at once, health and reflection apart.
+    Connections are bounded by the files the process may open.
     """
 
     def __init__(
@@ -51,16 +44,17 @@ class Server:
         listen: str,
         insecure: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        max_calls: int = 1024,
+        max_calls: int = MAX_CALLS,
     ) -> None:
         self._backend = backend
         self._address = parse_listen(listen)
         self._insecure = insecure
         self._gate = Gate(max_calls=max_calls)
         self._health = health.aio.HealthServicer()
+        self._calls = RequestInterceptor()
         self._server = aio.server(
-            interceptors=(RequestInterceptor(), self._gate),
-            options=_options(max_message_bytes),
+            interceptors=(self._calls, self._gate),
+            options=_options(max_message_bytes, max_connections=most_connections()),
             maximum_concurrent_rpcs=max_calls + _UNGATED_CALLS,
         )
 
@@ -69,8 +63,7 @@ class Server:
         await check_listen(self._address, insecure=self._insecure)
         self._add_services()
         port = self._bind()
-        for service in OWN_SERVICES:
-            await self._health.set(service, HealthCheckResponse.SERVING)
+        await report_serving(self._health)
         await self._server.start()
         return str(ListenAddress(self._address.host, port))
 
@@ -81,10 +74,8 @@ class Server:
         await self._server.stop(_FLUSH_S)
 
     def _add_services(self) -> None:
-        worker_pb2_grpc.add_ModelWorkerServicer_to_server(GenerateServicer(self._backend), self._server)
-        cache_pb2_grpc.add_PrefixCacheServicer_to_server(CacheServicer(self._backend), self._server)
-        admin_pb2_grpc.add_CacheAdminServicer_to_server(AdminServicer(self._backend), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        failed_calls = self._calls.failed_calls
+        add_services(self._server, self._backend, health_servicer=self._health, failed_calls=failed_calls)
         names = (*OWN_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
@@ -95,9 +86,10 @@ class Server:
             raise ConfigError(f"cannot listen on {self._address}: {error}; choose another address") from error
 
 
-def _options(max_message_bytes: int) -> Sequence[tuple[str, int]]:
+def _options(max_message_bytes: int, *, max_connections: int) -> Sequence[tuple[str, int]]:
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_allowed_incoming_connections", max_connections),
         *_CHANNEL_OPTIONS,
     )

@@ -8,6 +8,7 @@ from prefixcache.cli.abort import abort
 from prefixcache.cli.chat import chat
 from prefixcache.cli.clear import clear
 from prefixcache.cli.demo import demo
+from prefixcache.cli.doctor import doctor
 from prefixcache.cli.evict import evict
 from prefixcache.cli.failures import EPILOG, exits_by_code
 from prefixcache.cli.generate import generate
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for verb in (serve, generate, chat, abort, lookup, warm, stats, ls, evict, clear, ping, demo):
+for verb in (serve, generate, chat, abort, lookup, warm, stats, ls, evict, clear, doctor, ping, demo):
     app.command(epilog=EPILOG)(exits_by_code(verb))
 
 

@@ -55,6 +55,8 @@ def chat(
         "seed": seed,
         "cache_salt": cache_salt,
     }
+    if sys.stdin is None:  # the parent process closed it
+        raise typer.BadParameter("stdin is closed; chat reads from it what you say")
     with connect(address, timeout=timeout) as client:
         if not client.model_info().has_chat_template:
             raise InvalidRequest("the model has no chat template; use `prefixcache generate --raw`")
@@ -63,7 +65,7 @@ def chat(
 
 
 class Conversation:
-    """The loop over turns; ``show`` prints one turn's answer and gives its text."""
+    """The loop over turns; ``show`` prints one turn's answer and gives its text, None to forget the turn."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Conversation:
         opening: "list[Message]",
         *,
         options: "GenerateOptions",
-        show: "Callable[[Client, list[Message], GenerateOptions], str]",
+        show: "Callable[[Client, list[Message], GenerateOptions], str | None]",
     ) -> None:
         self._client = client
         self._opening = opening
@@ -98,7 +100,8 @@ class Conversation:
                 raise
             typer.echo(f"error: {error}", err=True)
             return
-        self._messages += [turn, {"role": "assistant", "content": answer}]
+        if answer is not None:
+            self._messages += [turn, {"role": "assistant", "content": answer}]
 
 
 def _read_line() -> str | None:
@@ -131,7 +134,11 @@ def _show_text(client: "Client", messages: "list[Message]", options: "GenerateOp
     return stream.result.text
 
 
-def _show_json(client: "Client", messages: "list[Message]", options: "GenerateOptions") -> str:
-    answer: Generation = client.chat(messages, **options)
+def _show_json(client: "Client", messages: "list[Message]", options: "GenerateOptions") -> str | None:
+    try:
+        answer: Generation = client.chat(messages, **options)
+    except KeyboardInterrupt:
+        typer.echo("(stopped; this turn is forgotten)", err=True)
+        return None
     print_json(answer)
     return answer.text

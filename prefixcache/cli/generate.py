@@ -34,7 +34,7 @@ from prefixcache.cli.output import print_json, summary
 from prefixcache.cli.prompts import build_prompt, read_tools
 
 if TYPE_CHECKING:
-    from prefixcache.client import GenerateOptions, GenerationStream, Progress
+    from prefixcache.client import GenerateOptions, Generation, GenerationStream, Progress
 
 
 def generate(
@@ -53,6 +53,7 @@ def generate(
     frequency_penalty: FrequencyPenaltyOption = 0.0,
     logit_bias: LogitBiasOption = None,
     seed: SeedOption = None,
+    n: Annotated[int, typer.Option("-n", min=1, max=64, help="This many answers to the one prompt.")] = 1,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Stop before this text; may be repeated.")] = None,
     stop_token_id: Annotated[
         list[int] | None, typer.Option("--stop-token-id", min=0, help="Stop at this token; may be repeated.")
@@ -94,6 +95,7 @@ def generate(
         "frequency_penalty": frequency_penalty,
         "logit_bias": read_logit_bias(logit_bias),
         "seed": seed,
+        "n": n,
         "stop": stop or (),
         "stop_token_ids": stop_token_id or (),
         "ignore_eos": ignore_eos,
@@ -109,12 +111,22 @@ def generate(
         prompt = build_prompt(client, text, system=system, raw=raw)
         if output is OutputFormat.JSON:
             print_json(client.generate(prompt, **options))
+        elif n > 1:
+            _print_samples(client.generate(prompt, **options))
         else:
             _print_stream(client.stream(prompt, **options))
 
 
 def _show_progress(progress: "Progress") -> None:
     typer.echo(f"{progress.processed_prompt_tokens} of {progress.prompt_tokens} prompt tokens computed", err=True)
+
+
+def _print_samples(generation: "Generation") -> None:
+    """All answers, each under its number, since they arrive interleaved."""
+    for number, sample in enumerate(generation.samples):
+        typer.secho(f"[{number}]", bold=True)
+        typer.echo(sample.text, color=True)
+    typer.echo(summary(generation), err=True)
 
 
 def _print_stream(stream: "GenerationStream") -> None:

@@ -11,7 +11,7 @@ from prefixcache.errors import EngineStopped
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["bfloat16", "float32"]
-MODEL_HELP = "A name of the catalogue, a folder or a GGUF file."
+MODEL_HELP = "A catalogue name, a folder, a GGUF file or a hub's org/name."
 DEVICE_HELP = "Where the model runs."
 ModelOption = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
 DeviceOption = Annotated[Device, typer.Option("--device", help=DEVICE_HELP)]
@@ -19,6 +19,9 @@ DeviceOption = Annotated[Device, typer.Option("--device", help=DEVICE_HELP)]
 
 def serve(
     model: Annotated[str | None, typer.Option("--model", help=MODEL_HELP)] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings along.")
+    ] = False,
     device: Annotated[Device | None, typer.Option("--device", help=DEVICE_HELP)] = None,
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Type to compute in.")] = None,
     listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Port 0: a free one.")] = None,
@@ -32,6 +35,9 @@ def serve(
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens in a cache block.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Cache no prefixes.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model.")] = None,
+    verify_weights: Annotated[
+        bool, typer.Option("--verify-weights", help="Hash the model's files anew, whatever is remembered of them.")
+    ] = False,
     grace: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="For running requests when stopping.")
     ] = None,
@@ -50,6 +56,7 @@ def serve(
     """
     arguments = worker_arguments(
         model=model,
+        trust_remote_code=trust_remote_code,
         device=device,
         dtype=dtype,
         listen=listen,
@@ -61,6 +68,7 @@ def serve(
         block_size=block_size,
         no_cache=no_cache,
         threads=threads,
+        verify_weights=verify_weights,
         grace=grace,
         insecure=insecure,
         config=config,

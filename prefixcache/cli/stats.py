@@ -14,6 +14,8 @@ from prefixcache.cli.output import duration, percent, print_json, print_pairs
 from prefixcache.config import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from prefixcache.client.types import CacheCounters, EngineCounters, LatencyCounters, Percentiles, WorkerStats
 
 
@@ -52,9 +54,15 @@ def _request_pairs(worker: "WorkerStats") -> dict[str, str]:
         "finished": f"{counts.finished:,}",
         "with a cached prefix": f"{counts.hits:,}",
         "cancelled": f"{counts.cancelled:,}",
+        "too late": f"{counts.deadline_exceeded:,}",
         "refused": f"{counts.refused:,}",
         "failed": f"{counts.failed:,}",
+        "calls that failed": _failed_calls(worker.failed_calls),
     }
+
+
+def _failed_calls(by_status: "Mapping[str, int]") -> str:
+    return ", ".join(f"{number:,} {status}" for status, number in sorted(by_status.items())) or "0"
 
 
 def _token_pairs(worker: "WorkerStats") -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from prefixcache.client.aio import AsyncClient
 from prefixcache.client.aio_stream import AsyncGenerationStream
+from prefixcache.client.diagnosis import Diagnosis, Measurement, QualificationCheck
 from prefixcache.client.options import GenerateOptions
 from prefixcache.client.sync import Client, GenerationStream
 from prefixcache.client.types import (
@@ -23,6 +24,7 @@ from prefixcache.client.types import (
     Progress,
     Prompt,
     RequestCounters,
+    Sample,
     Started,
     Timings,
     TokenCounters,
@@ -42,6 +44,7 @@ __all__ = [
     "Chunk",
     "Cleared",
     "Client",
+    "Diagnosis",
     "EngineCounters",
     "Evicted",
     "FinishReason",
@@ -50,6 +53,7 @@ __all__ = [
     "GenerationStream",
     "LatencyCounters",
     "Lookup",
+    "Measurement",
     "Message",
     "Messages",
     "ModelInfo",
@@ -57,7 +61,9 @@ __all__ = [
     "PrefixPage",
     "Progress",
     "Prompt",
+    "QualificationCheck",
     "RequestCounters",
+    "Sample",
     "Started",
     "Timings",
     "TokenCounters",

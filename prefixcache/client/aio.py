@@ -10,9 +10,11 @@ from grpc_health.v1 import health_pb2
 
 from prefixcache.client.aio_stream import AsyncGenerationStream
 from prefixcache.client.connection import Connection, Stubs, check_request_id
+from prefixcache.client.diagnosis import Diagnosis
 from prefixcache.client.messages import generate_request, read, set_field, wire_prompt
 from prefixcache.client.options import GenerateOptions, GenerateSettings
 from prefixcache.client.retry import Retrier, RetryPolicy
+from prefixcache.client.transport import NetworkTransport, Transport
 from prefixcache.client.types import (
     CachedPrefix,
     Cleared,
@@ -42,16 +44,30 @@ class AsyncClient:
     ``timeout`` is the deadline in seconds of each call, retries included (None:
     no deadline); a call to which no worker answers is tried again up to
     ``retries`` times, a stream only before its first message. Proxies named in
-    the environment are not used. Every failure is a ``PrefixCacheError``.
+    the environment are not used. ``transport`` takes the place of a connection to
+    ``address``. Every failure is a ``PrefixCacheError``.
 
         async with AsyncClient() as client:
             answer = await client.generate("Once upon a time", max_new_tokens=20)
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float | None = 120.0, retries: int = 3) -> None:
-        self.address = address
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout: float | None = 120.0,
+        retries: int = 3,
+        transport: Transport | None = None,
+    ) -> None:
         self._timeout_s = timeout
-        self._connection = Connection(address, retrier=Retrier(RetryPolicy(retries=retries)))
+        self._connection = Connection(
+            NetworkTransport(address) if transport is None else transport, retrier=Retrier(RetryPolicy(retries=retries))
+        )
+
+    @property
+    def address(self) -> str:
+        """Where the worker is; empty in this process."""
+        return self._connection.address
 
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """Generate from text, token ids or messages and give the whole answer."""
@@ -127,13 +143,23 @@ class AsyncClient:
         request = admin_pb2.ClearRequest()
         return read(Cleared, await self._unary(lambda stubs, left: stubs.admin.Clear(request, timeout=left)))
 
+    async def diagnose(self, *, measure: bool = True) -> Diagnosis:
+        """Tell what the worker proved of its model and what identifies its KV; ``measure`` takes about two seconds.
+
+        CapacityExceeded while somebody else measures there, or where memory is short.
+        """
+        request = admin_pb2.DiagnoseRequest()
+        set_field(request, "measure", measure)
+        return read(Diagnosis, await self._unary(lambda stubs, left: stubs.admin.Diagnose(request, timeout=left)))
+
     async def ping(self) -> float:
         """Ask the worker's health and give the seconds of the round trip; EngineStopped if it is not serving."""
         request = health_pb2.HealthCheckRequest()
         begin = time.perf_counter()
         reply = await self._unary(lambda stubs, left: stubs.check_health(request, timeout=left))
         if reply.status != health_pb2.HealthCheckResponse.SERVING:
-            raise EngineStopped(f"the worker at {self.address} is up but not serving; try again later")
+            where = f" at {self.address}" if self.address else ""
+            raise EngineStopped(f"the worker{where} is up but not serving; try again later")
         return time.perf_counter() - begin
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The one place where the client touches the network: a lazily opened channel and its calls.
+"""A client's calls: opened with the first, bounded by deadlines, retried, errors translated.
 
 Owned by one event loop, the one that makes the first call.
 """
@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from prefixcache.client.retry import Retrier
+from prefixcache.client.transport import Transport
 from prefixcache.errors import ConfigError, InvalidRequest, PrefixCacheError, RequestCancelled
 from prefixcache.pb.v1 import admin_pb2_grpc, cache_pb2_grpc, worker_pb2_grpc
 from prefixcache.rpc.status import MAX_REQUEST_ID_CHARS, from_rpc_error, is_request_id
@@ -21,18 +22,7 @@ _Result = TypeVar("_Result")
 
 HealthCheck = grpc.aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
 
-MAX_MESSAGE_BYTES: Final = 16 * 2**20
 LONGEST_TIMEOUT_S: Final = 1e9
-MAX_PORT: Final = 65_535
-
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.enable_http_proxy", 0),
-)
 
 
 def check_request_id(request_id: object) -> None:
@@ -68,28 +58,28 @@ class Stubs:
 
 
 class Connection:
-    """A channel to ``address``, opened by the first call and bound to that call's loop and process."""
+    """The calls of one client over its transport, bound to the loop and process of the first call."""
 
-    def __init__(self, address: str, *, retrier: Retrier) -> None:
-        if not address:
-            raise ConfigError("the worker's address is empty; give host:port, such as 127.0.0.1:50051")
-        _, colon, port = address.rpartition(":")
-        if colon and port.isdecimal() and int(port) > MAX_PORT:  # gRPC would call another port
-            raise ConfigError(f"the worker's address is {address!r}; give a port from 1 to {MAX_PORT}")
-        self.address = address
+    def __init__(self, transport: Transport, *, retrier: Retrier) -> None:
+        self._transport = transport
         self._retrier = retrier
-        self._channel: grpc.aio.Channel | None = None
         self._stubs: Stubs | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._is_closed = False
 
+    @property
+    def address(self) -> str:
+        """Where the worker is; empty in this process."""
+        return self._transport.address
+
     async def call(
         self, attempt: Callable[[Stubs, float | None], Awaitable[_Result]], *, timeout_s: float | None
     ) -> _Result:
         """Run ``attempt(stubs, seconds left)`` with retries; gRPC's errors come out as those of this package."""
-        stubs, timeout_s = self._open(), _sendable(timeout_s)
+        timeout_s = _sendable(timeout_s)
         try:
+            stubs = await self._open()
             return await self._retrier.run(lambda remaining_s: attempt(stubs, remaining_s), timeout_s=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self.translate(error) from None
@@ -108,21 +98,27 @@ class Connection:
         return from_rpc_error(error, address=self.address)
 
     async def close(self) -> None:
-        """Cancel what runs and close the channel; closing again does nothing."""
-        self._is_closed = True
-        channel, self._channel, self._stubs = self._channel, None, None
-        if channel is not None:
-            await channel.close()
+        """Cancel what runs and close the transport; closing again does nothing."""
+        is_first, self._is_closed = not self._is_closed, True
+        self._stubs = None
+        if is_first:
+            await self._transport.close()
 
-    def _open(self) -> Stubs:
-        if self._is_closed:
-            raise RequestCancelled("the client is closed; make a new one")
+    async def _open(self) -> Stubs:
+        self._check_caller()
         if self._stubs is None:
             self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
-            self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-            self._stubs = Stubs(self._channel)
-        elif self._pid != os.getpid():
-            raise ConfigError("the client was used before this process was forked; make a client in each process")
-        elif self._loop is not asyncio.get_running_loop():
-            raise ConfigError("the client belongs to the event loop of its first call; make a client in each loop")
+            channel = await self._transport.open()
+            self._check_caller()
+            self._stubs = Stubs(channel)
         return self._stubs
+
+    def _check_caller(self) -> None:
+        if self._is_closed:
+            raise RequestCancelled("the client is closed; make a new one")
+        if self._loop is None:
+            return
+        if self._pid != os.getpid():
+            raise ConfigError("the client was used before this process was forked; make a client in each process")
+        if self._loop is not asyncio.get_running_loop():
+            raise ConfigError("the client belongs to the event loop of its first call; make a client in each loop")

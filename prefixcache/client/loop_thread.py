@@ -50,13 +50,16 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nothing is left to do
             loop.call_soon_threadsafe(lambda: loop.create_task(function()))
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``last()`` if the loop ever ran, cancel what remains and stop; closing again does nothing."""
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]], *, patience_s: float | None = _JOIN_S) -> None:
+        """Run ``last()`` if the loop ever ran, cancel what remains and stop; closing again does nothing.
+
+        ``last()`` may take ``patience_s`` seconds, with None any time; TimeoutError beyond.
+        """
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
             loop, finalizer = self._loop, self._finalizer
         if is_first and loop is not None and finalizer is not None and self._pid == os.getpid():
-            asyncio.run_coroutine_threadsafe(last(), loop).result(_JOIN_S)
+            asyncio.run_coroutine_threadsafe(last(), loop).result(patience_s)
             finalizer()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:

@@ -3,12 +3,23 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message as WireMessage
 
 from prefixcache.client.options import GenerateSettings
-from prefixcache.client.types import Chunk, FinishReason, Generation, Prompt, Timings, TokenLogprobs, Tool, Usage
+from prefixcache.client.types import (
+    Chunk,
+    FinishReason,
+    Generation,
+    Prompt,
+    Sample,
+    Timings,
+    TokenLogprobs,
+    Tool,
+    Usage,
+)
 from prefixcache.errors import InvalidRequest
 from prefixcache.pb.v1 import worker_pb2 as pb
 
@@ -76,7 +87,7 @@ def read(kind: type[_Value], message: WireMessage) -> _Value:
     """Make a result of the dataclass ``kind`` from the message fields of the same names."""
     hints = get_type_hints(kind)
     assert is_dataclass(kind)
-    return kind(**{field.name: _plain(hints[field.name], getattr(message, field.name)) for field in fields(kind)})
+    return kind(**{field.name: _field(hints[field.name], message, field.name) for field in fields(kind)})
 
 
 def chunk(tokens: pb.Tokens) -> Chunk:
@@ -85,20 +96,24 @@ def chunk(tokens: pb.Tokens) -> Chunk:
         TokenLogprobs(at_token.logprob, tuple((top.id, top.logprob) for top in at_token.top))
         for at_token in tokens.logprobs
     )
-    return Chunk(tokens.text, tuple(tokens.ids), tuple(logprobs))
+    reason = None if tokens.reason == pb.FINISH_REASON_UNSPECIFIED else _REASONS.get(tokens.reason, "unspecified")
+    return Chunk(tokens.text, tuple(tokens.ids), tuple(logprobs), tokens.sample, reason, tokens.matched_stop)
 
 
 def generation(chunks: Sequence[Chunk], finished: pb.Finished, *, request_id: str) -> Generation:
     """Make the result of a finished stream from all its chunks and its last message."""
+    num_samples = max((part.sample for part in chunks), default=0) + 1
+    samples = tuple(_sample([part for part in chunks if part.sample == number]) for number in range(num_samples))
     return Generation(
-        text="".join(part.text for part in chunks),
-        token_ids=tuple(token for part in chunks for token in part.token_ids),
+        text=samples[0].text,
+        token_ids=samples[0].token_ids,
         usage=read(Usage, finished.usage),
         timings=read(Timings, finished.timings),
         finish_reason=_REASONS.get(finished.reason, "unspecified"),
         matched_stop=finished.matched_stop,
         request_id=request_id,
-        logprobs=tuple(logprobs for part in chunks for logprobs in part.logprobs),
+        logprobs=samples[0].logprobs,
+        samples=samples,
     )
 
 
@@ -110,9 +125,20 @@ def set_field(message: WireMessage, name: str, value: object) -> None:
         raise InvalidRequest(f"{name} = {value!r:.200} cannot be sent: {error}") from None
 
 
+def _sample(chunks: Sequence[Chunk]) -> Sample:
+    return Sample(
+        text="".join(part.text for part in chunks),
+        token_ids=tuple(token for part in chunks for token in part.token_ids),
+        finish_reason=chunks[-1].finish_reason or "unspecified" if chunks else "unspecified",
+        matched_stop=chunks[-1].matched_stop if chunks else "",
+        logprobs=tuple(logprobs for part in chunks for logprobs in part.logprobs),
+    )
+
+
 def _set_sampling(sampling: pb.Sampling, settings: GenerateSettings) -> None:
     for name in _SAMPLING_FIELDS:
         set_field(sampling, name, getattr(settings, name))
+    set_field(sampling, "n", settings.n)
     for name in ("seed", "logprobs"):
         if getattr(settings, name) is not None:
             set_field(sampling, name, getattr(settings, name))
@@ -161,9 +187,15 @@ def _extend(message: WireMessage, name: str, values: Iterable[object]) -> None:
         raise InvalidRequest(f"{name} = {values!r:.200} cannot be sent: {error}") from None
 
 
+def _field(hint: Any, message: WireMessage, name: str) -> Any:  # noqa: ANN401 - annotations and field values of any type
+    if get_origin(hint) is UnionType:
+        return _plain(get_args(hint)[0], getattr(message, name)) if message.HasField(name) else None
+    return _plain(hint, getattr(message, name))
+
+
 def _plain(hint: Any, value: Any) -> Any:  # noqa: ANN401 - annotations and field values of any type
     if is_dataclass(hint):
         return read(hint, value)  # type: ignore[arg-type]
     if get_origin(hint) is tuple:
-        return tuple(value)
-    return dict(value) if get_origin(hint) is Mapping else value
+        return tuple(_plain(get_args(hint)[0], entry) for entry in value)
+    return dict(sorted(value.items())) if get_origin(hint) is Mapping else value

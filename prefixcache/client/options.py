@@ -18,7 +18,8 @@ class GenerateOptions(TypedDict, total=False):
     added to their logits. ``logprobs`` n asks for the log-probability of each
     token and of the n best ones, 0 to 20. Before ``min_new_tokens`` no end or stop token is
     chosen. ``stop`` is one text or several. ``tools`` go to the chat template.
-    Prefixes are shared only between requests of one ``cache_salt``.
+    ``n`` samples, 1 to 64, are answers to one prompt that is computed once, each with
+    a generator of its own. Prefixes are shared only between requests of one ``cache_salt``.
     ``bypass_prefix_cache`` neither takes nor keeps cached prefixes. ``on_progress``
     is called as the prompt is computed, at most once a block, on the client's
     event loop: it must return soon. ``timeout`` is in seconds for the whole call, retries included.
@@ -36,6 +37,7 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     logprobs: int | None
     seed: int | None
+    n: int
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
@@ -64,6 +66,7 @@ class GenerateSettings:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     seed: int | None = None
+    n: int = 1
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False

@@ -1,4 +1,4 @@
-"""When to try a call again: only where nobody answered, and only while time is left.
+"""When to try a call again: only where nobody began it, and only while time is left.
 
 The policy is a pure value; the loop around it takes clock, sleep and randomness
 from outside. The whole call, retries and waits included, has one deadline.
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
+
+from prefixcache.rpc.status import was_never_begun
 
 _Result = TypeVar("_Result")
 
@@ -50,7 +52,7 @@ class Retrier:
     async def run(self, attempt: Callable[[float | None], Awaitable[_Result]], *, timeout_s: float | None) -> _Result:
         """Await ``attempt(seconds left)`` until it succeeds or its failure is final, which is raised.
 
-        Only UNAVAILABLE is tried again. None is no deadline.
+        Only UNAVAILABLE is tried again, and what gRPC cancelled before the worker began it. None is no deadline.
         """
         end = float("inf") if timeout_s is None else self.clock() + timeout_s
         num_failures = 0
@@ -59,7 +61,7 @@ class Retrier:
             try:
                 return await attempt(remaining_s)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE and not was_never_begun(error):
                     raise
                 num_failures += 1
                 wait_s = self.policy.wait_s(num_failures, remaining_s=end - self.clock(), draw=self.draw())

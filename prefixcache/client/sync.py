@@ -10,8 +10,10 @@ from typing import Self, Unpack
 
 from prefixcache.client.aio import DEFAULT_ADDRESS, AsyncClient
 from prefixcache.client.aio_stream import AsyncGenerationStream
+from prefixcache.client.diagnosis import Diagnosis
 from prefixcache.client.loop_thread import LoopThread
 from prefixcache.client.options import GenerateOptions
+from prefixcache.client.transport import Transport
 from prefixcache.client.types import (
     Chunk,
     Cleared,
@@ -90,13 +92,20 @@ class Client:
             print(client.generate("Once upon a time", max_new_tokens=20).text)
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float | None = 120.0, retries: int = 3) -> None:
-        self._client = AsyncClient(address, timeout=timeout, retries=retries)
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout: float | None = 120.0,
+        retries: int = 3,
+        transport: Transport | None = None,
+    ) -> None:
+        self._client = AsyncClient(address, timeout=timeout, retries=retries, transport=transport)
         self._loop = LoopThread()
 
     @property
     def address(self) -> str:
-        """Where the worker is."""
+        """Where the worker is; empty in this process."""
         return self._client.address
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
@@ -146,6 +155,13 @@ class Client:
     def clear(self) -> Cleared:
         """Drop every cached prefix."""
         return self._loop.run(self._client.clear)
+
+    def diagnose(self, *, measure: bool = True) -> Diagnosis:
+        """Tell what the worker proved of its model and what identifies its KV; ``measure`` takes about two seconds.
+
+        CapacityExceeded while somebody else measures there, or where memory is short.
+        """
+        return self._loop.run(lambda: self._client.diagnose(measure=measure))
 
     def ping(self) -> float:
         """Ask the worker's health and give the seconds of the round trip; EngineStopped if it is not serving."""

@@ -4,7 +4,7 @@ Counts are tokens, blocks or bytes as named; times ending in ``_s`` are seconds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 FinishReason = Literal["eos", "stop_text", "stop_token", "length", "unspecified"]
@@ -45,6 +45,9 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Where the time of one request went, measured by the worker, in seconds.
+
+    Of several samples these are the first one's, but for ``prefill_s``, their sum, and
+    ``total_s``, which ends with the last.
 
     ``ttft_s`` and ``total_s`` count from the request's arrival at the engine,
     ``tpot_s`` is the mean per output token after the first, ``saved_s`` estimates
@@ -95,10 +98,27 @@ class Chunk:
 
     ``text`` never ends inside a character and never holds the beginning of what
     may become a stop text. ``logprobs`` has one for each token id, if asked for.
+    ``sample`` is the place of the sample it belongs to; pieces of several come
+    interleaved. ``finish_reason`` is set in a sample's last piece, and
+    ``matched_stop`` where a stop text ended it.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    sample: int = 0
+    finish_reason: FinishReason | None = None
+    matched_stop: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One of the answers to a prompt; its fields are those of ``Generation``."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    matched_stop: str
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
@@ -106,7 +126,9 @@ class Chunk:
 class Generation:
     """A finished answer. ``matched_stop`` is the stop text that ended it, or empty.
 
-    ``logprobs`` has one for each token id, if asked for.
+    ``logprobs`` has one for each token id, if asked for. ``samples`` has all ``n``
+    answers in order; the fields beside it are the first one's, but for ``usage``,
+    which counts the prompt once and the tokens of all answers, and ``timings``.
     """
 
     text: str
@@ -117,6 +139,7 @@ class Generation:
     matched_stop: str
     request_id: str
     logprobs: tuple[TokenLogprobs, ...] = ()
+    samples: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +209,7 @@ class RequestCounters:
     refused: int
     failed: int
     hits: int
+    deadline_exceeded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +277,7 @@ class LatencyCounters:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """Statistics of one worker since it started serving."""
+    """Statistics of one worker since it started serving; ``failed_calls`` by the name of their gRPC status."""
 
     model: str
     uptime_s: float
@@ -263,6 +287,7 @@ class WorkerStats:
     cache: CacheCounters
     engine: EngineCounters
     latency: LatencyCounters
+    failed_calls: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
@@ -46,15 +47,18 @@ def make_request_id() -> str:
 
 
 class RequestInterceptor(aio.ServerInterceptor):
-    """Gives each call a request id and turns its exceptions into statuses.
+    """Gives each call a request id, turns its exceptions into statuses and counts them.
 
     The id is the caller's ``x-request-id`` where it is 1 to 64 letters, digits
     or ``._:-``, otherwise ``new_request_id()``. It goes back in the initial
     metadata at once, and in the trailing metadata of a failure. Each failure is
     one log line; text and traceback of an unexpected exception stay in the log.
+    ``failed_calls`` counts failures, calls that ended early included, by the name of
+    their status.
     """
 
     def __init__(self, *, new_request_id: Callable[[], str] = make_request_id) -> None:
+        self.failed_calls: Counter[str] = Counter()
         self._new_request_id = new_request_id
 
     async def intercept_service(
@@ -64,16 +68,17 @@ class RequestInterceptor(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         given = _given_request_id(handler_call_details.invocation_metadata)
         request_id = given or self._new_request_id()
-        call = _Call(handler_call_details.method, request_id)
+        call = _Call(handler_call_details.method, request_id, self.failed_calls)
         return None if handler is None else wrap_handler(_parsing(handler), call.around)
 
 
 class _Call:
     """One call: its method and id, and what to do when it fails."""
 
-    def __init__(self, method: str, request_id: str) -> None:
+    def __init__(self, method: str, request_id: str, failed_calls: Counter[str]) -> None:
         self._method = method
         self._request_id = request_id
+        self._failed_calls = failed_calls
 
     @asynccontextmanager
     async def around(self, context: Context) -> AsyncIterator[None]:
@@ -85,22 +90,23 @@ class _Call:
                 raise DeadlineExceeded("the deadline passed before the worker began; allow a longer timeout")
             yield
         except asyncio.CancelledError:
-            self._log_end(context)
+            self._note_end(context)
             raise
         except aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 -- whatever it is becomes a status
             code, message = to_status(error, self._request_id)
-            self._log_failure(error, code)
+            self._note_failure(error, code)
             await context.abort(code, message, identification)
 
-    def _log_end(self, context: Context) -> None:
+    def _note_end(self, context: Context) -> None:
         is_late = has_deadline_passed(context, slack_s=_DEADLINE_SLACK_S)
+        code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
         reason = "its deadline passed" if is_late else "its caller cancelled it"
-        extra = {"request_id": self._request_id}
+        extra = self._count(code)
         _LOGGER.info("request %s: %s ended early: %s", self._request_id, self._method, reason, extra=extra)
 
-    def _log_failure(self, error: Exception, code: grpc.StatusCode) -> None:
+    def _note_failure(self, error: Exception, code: grpc.StatusCode) -> None:
         is_fault = code is grpc.StatusCode.INTERNAL
         _LOGGER.log(
             logging.ERROR if is_fault else logging.INFO,
@@ -111,13 +117,24 @@ class _Call:
             type(error).__name__,
             error,
             exc_info=error if is_fault else None,
-            extra={"request_id": self._request_id},
+            extra=self._count(code),
         )
+
+    def _count(self, code: grpc.StatusCode) -> dict[str, str]:
+        """Count a failure; what its log line has besides its text."""
+        self._failed_calls[code.name] += 1
+        return {"request_id": self._request_id, "status": code.name}
+
+
+def remaining_s(context: Context) -> float | None:
+    """Seconds left of the call's deadline; None where it has none."""
+    remaining: float | None = context.time_remaining()
+    return remaining
 
 
 def has_deadline_passed(context: Context, *, slack_s: float = 0.0) -> bool:
     """Whether at most ``slack_s`` seconds are left of the call's deadline; False where it has none."""
-    remaining: float | None = context.time_remaining()
+    remaining = remaining_s(context)
     return remaining is not None and remaining <= slack_s
 
 

@@ -84,9 +84,24 @@ def from_rpc_error(error: grpc.RpcError, *, address: str = "") -> errors.PrefixC
         return errors.NotFound(f"the worker{where} does not offer this call ({details}); run a worker of this version")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and not _is_answered(error):
         return errors.DeadlineExceeded(f"no complete answer from the worker{where} in time; allow a longer timeout")
+    if was_never_begun(error):
+        return errors.EngineStopped(f"the worker{where} is too busy to begin this call; try again later")
     if code is grpc.StatusCode.CANCELLED and not _is_answered(error):
         return errors.RequestCancelled("the call was cancelled before its answer was complete")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not _is_answered(error):
+        return errors.CapacityExceeded(_beyond_limit(details, where=where))
     return ERROR_OF.get(code, errors.InternalError)(details or f"the worker{where} answered {code.name}")
+
+
+def was_never_begun(error: grpc.RpcError) -> bool:
+    """Whether gRPC cancelled a call that the worker had not begun, as it does after 30 seconds of waiting."""
+    is_known = _is_answered(error) or _has_request_id(error, "initial_metadata")
+    return _code(error) is grpc.StatusCode.CANCELLED and not is_known
+
+
+def _beyond_limit(details: str, *, where: str) -> str:
+    advice = "send less in one message" if "message larger than max" in details else "try again later"
+    return f"gRPC refused the call to the worker{where}: {details}; {advice}"
 
 
 def _unreachable(error: grpc.RpcError, *, where: str, details: str) -> str:

@@ -24,7 +24,7 @@ from model_worker.config import WorkerSettings
 from model_worker.models.catalog import resolve
 from model_worker.models.conversion import cache_folder, converted_folder
 from model_worker.rpc.server import Server
-from model_worker.worker import Worker, build
+from model_worker.worker import Worker, build, tune_process
 from prefixcache import Client
 
 Result = TypeVar("Result")
@@ -63,6 +63,7 @@ class ServedWorker:
 def served(settings: WorkerSettings) -> Iterator[ServedWorker]:
     """Build and serve a worker on a free loopback port in this process."""
     worker = build(settings)
+    tune_process()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -74,10 +74,12 @@ def test_a_failed_turn_ends_a_scripted_chat(run: Run, servicer: RecordingService
 class Terminal:
     """A chat under a pseudo-terminal."""
 
-    def __init__(self, spawn: Spawn, address: str) -> None:
+    def __init__(self, spawn: Spawn, address: str, *flags: str) -> None:
         self._ours, theirs = pty.openpty()
         ends: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-        self.process: subprocess.Popen[str] = spawn("chat", "--address", address, **ends, start_new_session=True)
+        self.process: subprocess.Popen[str] = spawn(
+            "chat", "--address", address, *flags, **ends, start_new_session=True
+        )
         os.close(theirs)
         self.shown = ""
 
@@ -125,6 +127,39 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(spawn: Spawn, servicer: Recor
     terminal.type("\x04")
     assert terminal.leave() == 0
     assert conversations(servicer)[1] == [("user", "first"), ("assistant", "partial"), ("user", "second")]
+
+
+def test_ctrl_c_stops_an_answer_in_json_and_forgets_its_turn(
+    spawn: Spawn, servicer: RecordingServicer, address: str
+) -> None:
+    servicer.script("Generate", [*finished_stream("partial")[:2], 30.0], finished_stream("whole"))
+    terminal = Terminal(spawn, address, "--format", "json")
+    terminal.await_text("> ")
+    terminal.type("first\n")
+    wait_for_call(servicer)
+    terminal.interrupt_until("(stopped; this turn is forgotten)")
+    terminal.await_text("> ")
+    terminal.type("second\n")
+    terminal.await_text('"text": "whole"')
+    terminal.await_text("> ")
+    terminal.type("/quit\n")
+    assert terminal.leave() == 0
+    assert conversations(servicer)[1] == [("user", "second")]
+
+
+def wait_for_call(servicer: RecordingServicer) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not servicer.requests("Generate"):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_closed_stdin_is_a_usage_error(spawn: Spawn, address: str) -> None:
+    process = spawn("chat", "--address", address, stdin=None, preexec_fn=lambda: os.close(0))
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 2
+    assert "stdin is closed; chat reads from it what you say" in err
+    assert "Traceback" not in err
 
 
 def test_ctrl_c_at_the_prompt_says_how_to_leave(spawn: Spawn, address: str) -> None:

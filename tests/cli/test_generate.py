@@ -181,6 +181,8 @@ def test_a_passed_deadline_is_exit_code_4(run: Run, servicer: RecordingServicer)
         ["hi", "--min-p", "2"],
         ["hi", "--logprobs", "1"],
         ["hi", "--logprobs", "21", "--format", "json"],
+        ["hi", "-n", "0"],
+        ["hi", "-n", "65"],
         ["hi", "--logit-bias", "4"],
         ["hi", "--logit-bias", "x=1"],
         ["hi", "--format", "xml"],
@@ -225,3 +227,14 @@ def test_a_stream_that_the_parent_closed_is_no_fault(
     assert process.returncode == code
     assert said in err
     assert "Traceback" not in err
+
+
+def test_several_answers_are_printed_whole_under_their_numbers(run: Run, servicer: RecordingServicer) -> None:
+    messages = finished_stream("a", "b", "c", "d")
+    for message, number in zip(messages[1:5], [0, 1, 0, 1], strict=True):
+        message.tokens.sample = number
+    servicer.script("Generate", messages)
+    result = run("generate", "hi", "-n", "2")
+    assert result.stdout == "[0]\nac\n[1]\nbd\n"
+    assert "4 new" in result.stderr
+    assert sent(servicer).sampling.n == 2

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 from grpc_health.v1 import health_pb2
 
+import prefixcache.cli.doctor_report
 import prefixcache.cli.output
 import prefixcache.cli.serve
 from prefixcache.cli.failures import ExitCode
@@ -16,7 +17,21 @@ from prefixcache.pb.v1 import admin_pb2, cache_pb2
 from tests.cli.conftest import ROOT, Run
 from tests.fakes.recording_servicer import RecordingServicer
 
-VERBS = ["serve", "generate", "chat", "abort", "lookup", "warm", "stats", "ls", "evict", "clear", "ping", "demo"]
+VERBS = [
+    "serve",
+    "generate",
+    "chat",
+    "abort",
+    "lookup",
+    "warm",
+    "stats",
+    "ls",
+    "evict",
+    "clear",
+    "doctor",
+    "ping",
+    "demo",
+]
 
 
 def worker_stats() -> admin_pb2.GetStatsResponse:
@@ -27,12 +42,25 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
         tokens=admin_pb2.TokenStats(prompt=12345, cached=6172, hit_rate=0.49996, saved_s=12.3),
         cache=admin_pb2.CacheStats(is_enabled=True, used_bytes=2_000_000, capacity_bytes=4_000_000_000, block_size=64),
         engine=admin_pb2.EngineStats(num_running=2, max_num_seqs=8),
+        requests=admin_pb2.RequestStats(deadline_exceeded=31),
+        failed_calls={"NOT_FOUND": 1, "INVALID_ARGUMENT": 2000},
         latency=admin_pb2.LatencyStats(ttft=admin_pb2.Percentiles(p50_s=0.025, p90_s=0.5, p99_s=1.5)),
     )
 
 
 @pytest.mark.parametrize(
-    "text", ["12,345", "6,172 (50.0 %)", "1 h 1 min", "1.5 GB", "2 MB of 4 GB", "2 of 8", "25 ms / 500 ms / 1.5 s"]
+    "text",
+    [
+        "12,345",
+        "6,172 (50.0 %)",
+        "1 h 1 min",
+        "1.5 GB",
+        "2 MB of 4 GB",
+        "2 of 8",
+        "25 ms / 500 ms / 1.5 s",
+        "too late              31",
+        "2,000 INVALID_ARGUMENT, 1 NOT_FOUND",
+    ],
 )
 def test_stats_are_readable(run: Run, servicer: RecordingServicer, text: str) -> None:
     servicer.script("GetStats", worker_stats())
@@ -134,7 +162,7 @@ def test_ping_shows_the_time(run: Run, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["ping"], ["stats"], ["clear"], ["evict", "--to", "0"], ["lookup", "x"], ["chat"]]
+    "arguments", [["ping"], ["stats"], ["clear"], ["doctor"], ["evict", "--to", "0"], ["lookup", "x"], ["chat"]]
 )
 def test_an_absent_worker_is_exit_code_3_for_every_verb(run: Run, arguments: list[str]) -> None:
     assert run(*arguments, "--timeout", "2", to="127.0.0.1:1").exit_code == 3
@@ -171,7 +199,11 @@ def test_the_version_is_shown(run: Run) -> None:
     assert run("--version").stdout == f"prefixcache {prefixcache.__version__}\n"
 
 
-@pytest.mark.parametrize("module", [prefixcache.cli.output, prefixcache.cli.serve], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [prefixcache.cli.doctor_report, prefixcache.cli.output, prefixcache.cli.serve],
+    ids=lambda module: module.__name__,
+)
 def test_the_examples_hold(module: ModuleType) -> None:
     results = doctest.testmod(module)
     assert results.attempted

@@ -96,11 +96,11 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
         "--log-level": "debug",
         "--log-format": "json",
     }
-    start(spawn, *(word for pair in flags.items() for word in pair), "--no-cache", "--insecure")
+    start(spawn, *(word for pair in flags.items() for word in pair), "--no-cache", "--insecure", "--trust-remote-code")
     passed = json.loads(record.read_text())["flags"]
     for name, value in {**flags, "--l1-bytes": "1000000000", "--model": "fake", "--listen": "127.0.0.1:0"}.items():
         assert passed[passed.index(name) + 1] == value
-    assert {"--no-cache", "--insecure"} < set(passed)
+    assert {"--no-cache", "--insecure", "--trust-remote-code"} < set(passed)
 
 
 def test_what_is_not_given_is_left_to_the_worker(spawn: Spawn, record: Path) -> None:

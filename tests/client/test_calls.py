@@ -1,4 +1,5 @@
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -21,12 +22,13 @@ from prefixcache import (
     NotFound,
     PrefixCacheError,
     PrefixPage,
+    QualificationCheck,
     RequestCancelled,
     Tokenized,
     Warmed,
 )
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
-from tests.fakes.recording_servicer import RecordingServicer, serving, serving_in_thread
+from tests.fakes.recording_servicer import RecordingServicer, blockable_server, serving, serving_in_thread
 
 NOBODY = "127.0.0.1:1"
 
@@ -87,6 +89,27 @@ def test_list_prefixes_gives_a_page(servicer: RecordingServicer, client: Client)
     assert (request.page_size, request.page_token) == (7, "9.9")
 
 
+def test_diagnose_gives_plain_values_and_no_measurement_where_there_is_none(
+    servicer: RecordingServicer, client: Client
+) -> None:
+    checks = [admin_pb2.QualificationCheck(name="rows", found="equal")]
+    answer = admin_pb2.DiagnoseResponse(model="m", checks=checks, row_counts=[1, 2], startup_s={"load": 1.5})
+    servicer.script("Diagnose", answer)
+    told = client.diagnose(measure=False)
+    assert (told.model, told.checks, told.row_counts) == ("m", (QualificationCheck("rows", "equal"),), (1, 2))
+    assert (told.startup_s, told.measurement) == ({"load": 1.5}, None)
+
+
+def test_diagnose_measures_unless_told_not_to(servicer: RecordingServicer, client: Client) -> None:
+    answer = admin_pb2.DiagnoseResponse(measurement=admin_pb2.Measurement(prefill_share=0.5))
+    servicer.script("Diagnose", answer)
+    measured = client.diagnose().measurement
+    assert measured is not None
+    assert measured.prefill_share == 0.5
+    client.diagnose(measure=False)
+    assert [request.measure for request in servicer.requests("Diagnose")] == [True, False]
+
+
 def test_evict_sends_the_target(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Evict", admin_pb2.EvictResponse(evicted_blocks=1, evicted_bytes=2, used_bytes=3))
     assert client.evict(2**40) == Evicted(1, 2, 3)
@@ -130,6 +153,7 @@ async def test_the_async_client_answers_every_call(async_client: AsyncClient) ->
     assert (await async_client.clear()).cleared_blocks == 0
     assert (await async_client.warm("x")).num_blocks == 0
     assert (await async_client.list_prefixes()).prefixes == ()
+    assert (await async_client.diagnose()).checks == ()
     await async_client.abort("mine")
     assert await async_client.ping() > 0
 
@@ -185,6 +209,20 @@ def test_the_client_finds_a_worker_that_comes_back(servicer: RecordingServicer) 
         assert client.stats().model == ""
     with serving_in_thread(servicer, address=address), client:
         assert client.stats().model == ""
+
+
+def test_calls_that_a_busy_worker_never_began_are_tried_again(servicer: RecordingServicer) -> None:
+    with blockable_server(servicer, max_unbegun_s=1) as (address, block):
+        with Client(address, timeout=30, retries=0) as client, ThreadPoolExecutor(4) as threads:
+            client.stats()
+            block(2.5)
+            failures = [future.exception() for future in [threads.submit(client.stats) for _ in range(4)]]
+        assert {type(failure) for failure in failures if failure} == {EngineStopped}
+        assert "too busy to begin this call; try again later" in str(next(filter(None, failures)))
+        with Client(address, timeout=30, retries=3) as client, ThreadPoolExecutor(4) as threads:
+            client.stats()
+            block(2.5)
+            assert all(stats.model == "" for stats in threads.map(lambda _: client.stats(), range(4)))
 
 
 def test_no_timeout_means_no_deadline(servicer: RecordingServicer, address: str) -> None:

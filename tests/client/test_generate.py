@@ -15,6 +15,7 @@ from prefixcache import (
     InvalidRequest,
     Progress,
     RequestCancelled,
+    Sample,
     Started,
     Timings,
     TokenLogprobs,
@@ -160,6 +161,13 @@ def test_unknown_events_are_skipped(servicer: RecordingServicer, client: Client)
     assert client.generate("x").text == "Hello"
 
 
+def test_a_reason_of_a_later_version_is_unspecified(servicer: RecordingServicer, client: Client) -> None:
+    unknown = worker_pb2.Finished.FromString(b"\x08\x4d")
+    servicer.script("Generate", [*finished_stream("Hello")[:-1], worker_pb2.GenerateResponse(finished=unknown)])
+    assert unknown.reason == 77
+    assert client.generate("x").finish_reason == "unspecified"
+
+
 def test_progress_is_told_and_asked_for_only_then(servicer: RecordingServicer, client: Client) -> None:
     messages = finished_stream("Hello")
     for place, processed in ((1, 4), (2, 8)):
@@ -184,3 +192,24 @@ def test_logprobs_come_with_chunks_and_result(servicer: RecordingServicer, clien
     assert [chunk.logprobs for chunk in stream] == [expected[:1], expected[1:]]
     assert stream.result.logprobs == expected
     assert servicer.requests("Generate")[0].sampling.logprobs == 2
+
+
+def test_samples_come_interleaved_and_the_result_has_each_whole(servicer: RecordingServicer, client: Client) -> None:
+    messages = finished_stream("a", "b", "c", "d")
+    for message, number in zip(messages[1:5], [0, 1, 0, 1], strict=True):
+        message.tokens.sample = number
+    messages[3].tokens.reason = worker_pb2.FINISH_REASON_LENGTH
+    messages[4].tokens.reason = worker_pb2.FINISH_REASON_STOP_TEXT
+    messages[4].tokens.matched_stop = "END"
+    servicer.script("Generate", messages)
+    stream = client.stream("x", n=2)
+    assert [(chunk.sample, chunk.finish_reason) for chunk in stream] == [
+        (0, None),
+        (1, None),
+        (0, "length"),
+        (1, "stop_text"),
+    ]
+    first, second = Sample("ac", (1, 3), "length", ""), Sample("bd", (2, 4), "stop_text", "END")
+    assert stream.result.samples == (first, second)
+    assert (stream.result.text, stream.result.token_ids) == (first.text, first.token_ids)
+    assert servicer.requests("Generate")[0].sampling.n == 2

@@ -82,6 +82,8 @@ def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt: Any, what: s
         ("logit_bias", {1: "much"}),
         ("logit_bias", 7),
         ("logprobs", -1),
+        ("n", -1),
+        ("n", 1.5),
         ("min_new_tokens", -1),
         ("seed", -1),
         ("seed", 2**64),
@@ -120,6 +122,7 @@ def test_every_option_reaches_its_field() -> None:
         logprobs=0,
         min_new_tokens=2,
         seed=0,
+        n=3,
         stop=["a", "b"],
         stop_token_ids=[7],
         ignore_eos=True,
@@ -131,6 +134,7 @@ def test_every_option_reaches_its_field() -> None:
     sampling, stopping = request.sampling, request.stopping
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 0)
     assert sampling.HasField("seed")
+    assert sampling.n == 3
     assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.5, 2.0, 2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 1.5)
     assert request.bypass_prefix_cache

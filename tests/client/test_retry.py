@@ -5,6 +5,7 @@ import grpc
 import pytest
 
 from prefixcache.client.retry import Retrier, RetryPolicy
+from prefixcache.rpc.status import REQUEST_ID_KEY
 
 FAR_S = 1e9
 
@@ -22,13 +23,15 @@ class Clock:
         self.now_s += seconds
 
 
-def failing(*codes: grpc.StatusCode, clock: Clock, cost_s: float = 0.0) -> Callable[[float | None], Awaitable[str]]:
+def failing(
+    *codes: grpc.StatusCode, clock: Clock, cost_s: float = 0.0, is_begun: bool = True
+) -> Callable[[float | None], Awaitable[str]]:
     left = list(codes)
+    metadata = grpc.aio.Metadata((REQUEST_ID_KEY, "r1")) if is_begun else grpc.aio.Metadata()
 
     async def attempt(remaining_s: float | None) -> str:
         clock.now_s += cost_s
         if left:
-            metadata = grpc.aio.Metadata()
             raise grpc.aio.AioRpcError(left.pop(0), metadata, metadata)
         return f"{remaining_s}"
 
@@ -85,6 +88,13 @@ def test_no_other_status_is_tried_again(code: grpc.StatusCode) -> None:
     with pytest.raises(grpc.aio.AioRpcError):
         asyncio.run(retrier(clock).run(failing(code, clock=clock), timeout_s=10.0))
     assert clock.waits_s == []
+
+
+def test_a_call_cancelled_before_it_was_begun_is_tried_again() -> None:
+    clock = Clock()
+    attempt = failing(grpc.StatusCode.CANCELLED, clock=clock, is_begun=False)
+    asyncio.run(retrier(clock).run(attempt, timeout_s=10.0))
+    assert clock.waits_s == pytest.approx([0.05])
 
 
 def test_retries_end_with_the_deadline() -> None:

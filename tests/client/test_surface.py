@@ -11,6 +11,7 @@ from google.protobuf.descriptor import Descriptor
 
 import prefixcache
 import prefixcache.client
+import prefixcache.client.diagnosis as client_diagnosis
 import prefixcache.client.types as client_types
 import prefixcache.errors
 from prefixcache import AsyncClient, AsyncGenerationStream, Client, GenerateOptions, GenerationStream
@@ -64,6 +65,9 @@ def test_an_unknown_option_is_a_type_error() -> None:
         (client_types.Percentiles, admin_pb2.Percentiles),
         (client_types.Evicted, admin_pb2.EvictResponse),
         (client_types.Cleared, admin_pb2.ClearResponse),
+        (client_diagnosis.Diagnosis, admin_pb2.DiagnoseResponse),
+        (client_diagnosis.QualificationCheck, admin_pb2.QualificationCheck),
+        (client_diagnosis.Measurement, admin_pb2.Measurement),
     ],
     ids=lambda value: value.__name__,
 )

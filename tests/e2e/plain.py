@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model_worker.models.catalog import resolve
-from model_worker.models.loading import DTYPES, _folder_of
+from model_worker.models.loading import DTYPES, model_folder
 from tests.e2e.lab import DEMO_MODEL, Answer
 
 
@@ -34,7 +34,7 @@ class PlainModel:
     """The demo model as plain transformers runs it."""
 
     def __init__(self, dtype: str) -> None:
-        folder: Path = _folder_of(resolve(DEMO_MODEL), dtype)
+        folder: Path = model_folder(resolve(DEMO_MODEL), dtype)
         self._model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True
         ).eval()

@@ -10,7 +10,7 @@ from model_worker.engine.request import SamplingParams
 from model_worker.engine.runner import DecodeRow, PrefillStep
 from prefixcache.errors import EngineStopped, InternalError
 from tests.engine.conftest import Start
-from tests.engine.driver import BLOCK_SIZE, Driver, random_prompt
+from tests.engine.driver import BLOCK_SIZE, Driver, random_prompt, until
 
 BAD = random_prompt(2 * BLOCK_SIZE + 3, seed=66)
 GOOD = random_prompt(2 * BLOCK_SIZE + 3, seed=1)
@@ -73,6 +73,24 @@ async def test_a_fault_in_decode_fails_those_in_the_batch_and_nobody_later(drive
     first = await asyncio.gather(driver.answer(GOOD, max_new_tokens=8), return_exceptions=True)
     assert isinstance(first[0], InternalError)
     assert len((await driver.answer(GOOD, max_new_tokens=8)).token_ids) == 8
+
+
+async def test_a_fault_in_sampling_fails_its_row_alone(driver: Driver) -> None:
+    expected = await driver.answer(GOOD, max_new_tokens=12)
+    reader = asyncio.create_task(driver.answer(BAD, max_new_tokens=12, sampling=SamplingParams(temperature=1.0)))
+    neighbour = asyncio.create_task(driver.answer(GOOD, max_new_tokens=12))
+    await until(lambda: len(driver.engine._loop.scheduler.decoding()) == 2)
+    (bad,) = [run for run in driver.engine._loop.scheduler.running if run.run.token_ids == BAD]
+
+    def raise_fault(logits: object) -> int:
+        raise RuntimeError("injected fault")
+
+    bad.sampler.sample = raise_fault  # type: ignore[method-assign]
+    with pytest.raises(InternalError, match=f"request {bad.request.request_id} failed in the worker"):
+        await reader
+    assert (await neighbour).token_ids == expected.token_ids
+    requests = driver.engine.stats().requests
+    assert (requests.failed, requests.finished) == (1, 2)
 
 
 async def test_text_that_cannot_be_made_fails_its_request_alone(driver: Driver) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from model_worker.engine.ledger import NUM_RECENT, Ledger, percentiles
-from model_worker.engine.statistics import Percentiles
+from model_worker.engine.statistics import Percentiles, RequestStats
 from prefixcache.accounting import RequestRecord
 
 
@@ -13,9 +13,9 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 def test_outcomes_are_counted_apart() -> None:
     ledger = Ledger()
-    for outcome in ("finished", "failed", "cancelled", "deadline"):
+    for outcome in ("finished", "failed", "cancelled", "cancelled", "deadline_exceeded"):
         ledger.close(RequestRecord("r", outcome=outcome))
-    assert (ledger.requests.finished, ledger.requests.failed, ledger.requests.cancelled) == (1, 1, 2)
+    assert ledger.requests == RequestStats(finished=1, failed=1, cancelled=2, deadline_exceeded=1)
 
 
 def test_only_finished_requests_are_in_totals_and_distributions() -> None:

@@ -32,6 +32,17 @@ async def test_joined_tokens_keep_their_logprobs_in_order() -> None:
     assert await mailbox.get() == TokensGenerated([1, 2], "ab", [first, second])
 
 
+async def test_tokens_that_pile_up_are_joined_by_sample_and_the_last_says_how_it_ended() -> None:
+    ended = TokensGenerated([3], "c", sample=1, finish_reason="stop_text", matched_stop="d")
+    mailbox = mailbox_with(
+        TokensGenerated([1], "a", sample=1), TokensGenerated([9], "x"), TokensGenerated([2], "b", sample=1), ended
+    )
+    mailbox.put(FINISHED)
+    assert await mailbox.get() == TokensGenerated([1, 2, 3], "abc", [], 1, "stop_text", "d")
+    assert await mailbox.get() == TokensGenerated([9], "x")
+    assert await mailbox.get() is FINISHED
+
+
 async def test_of_progress_that_piles_up_the_newest_comes() -> None:
     mailbox = mailbox_with(Progress(8, 30), Progress(16, 30), Progress(24, 30), TokensGenerated([1], "a"), FINISHED)
     assert await mailbox.get() == Progress(24, 30)

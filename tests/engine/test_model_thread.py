@@ -50,3 +50,10 @@ async def test_a_cancelled_caller_leaves_only_when_its_operation_has_ended(num_c
         await caller
     assert ended.is_set()
     thread.close()
+
+
+async def test_a_closed_thread_cancels_who_asks_it() -> None:
+    thread = ModelThread()
+    thread.close()
+    with pytest.raises(asyncio.CancelledError):
+        await thread.run(lambda: None)

@@ -1,10 +1,19 @@
 """Requests by their ids, and how far their prompts are."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from model_worker.engine.request import Finished, Progress, SamplingParams, Started, TokenLogprobs, TokensGenerated
+from model_worker.engine.request import (
+    Finished,
+    GenerateRequest,
+    Progress,
+    SamplingParams,
+    Started,
+    TokenLogprobs,
+    TokensGenerated,
+)
 from prefixcache.errors import InvalidRequest, NotFound, RequestCancelled
 from tests.engine.conftest import Start
 from tests.engine.driver import BLOCK_SIZE, Driver, entered, gated, random_prompt, until
@@ -108,6 +117,47 @@ async def test_abort_finds_neither_unknown_nor_ended_nor_aborted_requests(driver
         with pytest.raises(NotFound, match=f"no request '{name}' waits or runs"):
             driver.engine.abort(name)
     await reader.aclose()
+
+
+@pytest.mark.parametrize("operation", ["prefill", "decode"])
+async def test_a_request_left_at_its_deadline_is_counted_as_that(driver: Driver, operation: str) -> None:
+    async with gated(driver, operation) as gate:
+        request = replace(driver.request(PROMPT, max_new_tokens=400), timeout_s=0.2)
+        reader = asyncio.create_task(read_all(driver, request))
+        await entered(gate)
+        await asyncio.sleep(0.2)
+        reader.cancel()
+    await driver.settle()
+    requests = driver.engine.stats().requests
+    assert (requests.deadline_exceeded, requests.cancelled) == (1, 0)
+
+
+async def test_a_waiting_request_left_at_its_deadline_is_counted_as_that(start: Start) -> None:
+    driver = await start(max_num_seqs=1)
+    async with gated(driver, "prefill") as gate:
+        running = asyncio.create_task(driver.answer(PROMPT))
+        await entered(gate)
+        waiting = asyncio.create_task(read_all(driver, replace(driver.request(PROMPT), timeout_s=0.2)))
+        await asyncio.sleep(0.2)
+        waiting.cancel()
+        await until(lambda: driver.gauges.num_waiting == 0)
+    await running
+    requests = driver.engine.stats().requests
+    assert (requests.deadline_exceeded, requests.cancelled, requests.finished) == (1, 0, 1)
+
+
+async def test_a_request_left_before_its_deadline_is_cancelled(driver: Driver) -> None:
+    reader = driver.engine.generate(replace(driver.request(PROMPT, max_new_tokens=400), timeout_s=30.0))
+    await anext(reader)
+    await reader.aclose()
+    await driver.settle()
+    requests = driver.engine.stats().requests
+    assert (requests.deadline_exceeded, requests.cancelled) == (0, 1)
+
+
+async def read_all(driver: Driver, request: GenerateRequest) -> None:
+    async for _ in driver.engine.generate(request):
+        pass
 
 
 async def test_each_token_has_logprobs_equal_cold_and_hit(driver: Driver) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
 
+from model_worker.engine.diagnosis import Diagnosis, WorkerFacts
 from model_worker.engine.request import Event, Finished, GenerateRequest, Started, TokensGenerated
 from model_worker.engine.statistics import (
     CachedPrefix,
@@ -21,6 +22,7 @@ from model_worker.engine.statistics import (
     WarmResult,
     WorkerStats,
 )
+from model_worker.models.measuring import Measurement
 from prefixcache.accounting import RequestRecord
 from prefixcache.cache import CacheStats
 from prefixcache.errors import InvalidRequest, NotFound
@@ -55,8 +57,13 @@ class FakeTokenizer:
 
     has_chat_template: bool = True
     takes_tools: bool = True
+    num_encoded: int = 0
+
+    def fewest_tokens(self, text: str) -> int:
+        return len(text.encode()) // 2
 
     def encode_text(self, text: str) -> list[int]:
+        self.num_encoded += 1
         return list(text.encode())
 
     def render_chat(self, messages: list[dict[str, str]], tools: list[dict[str, object]]) -> str:
@@ -66,6 +73,7 @@ class FakeTokenizer:
         return listed + "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
     def encode_rendered(self, text: str) -> list[int]:
+        self.num_encoded += 1
         return list(text.encode())
 
     def decode(self, ids: list[int]) -> str:
@@ -99,6 +107,40 @@ def some_stats() -> WorkerStats:
         cache=distinct_cache_stats(),
         engine=EngineStats(max_num_seqs=2),
         latency=LatencyStats(ttft=Percentiles(p50_s=0.25)),
+    )
+
+
+SOME_FACTS = WorkerFacts(
+    checks={"causality": "63 tokens unchanged", "rows": "equal in batches of 1, 2"},
+    is_remembered=True,
+    row_counts=(1, 2, 4),
+    canary_digest="cd" * 32,
+    memory_plan_bytes={"weights": 7, "total": 9},
+    available_bytes=100,
+    versions={"torch": "2.13"},
+    machine={"cores": "2"},
+    startup_s={"load": 1.5},
+)
+
+
+def distinct_measurement() -> Measurement:
+    """Give every figure a value of its own."""
+    return Measurement(
+        compute_dtype="float32",
+        num_threads=1,
+        matrix_ops_per_s=2.0,
+        memory_bytes_per_s=3.0,
+        buffer_bytes=4,
+        prefill_tokens=5,
+        prefill_ops=6,
+        prefill_s=7.0,
+        prefill_ops_per_s=8.0,
+        prefill_share=9.0,
+        decode_context_tokens=10,
+        decode_bytes=11,
+        decode_s=12.0,
+        decode_bytes_per_s=13.0,
+        decode_share=14.0,
     )
 
 
@@ -150,17 +192,20 @@ class FakeEngine:
     close_s: float = 0
     requests: list[GenerateRequest] = field(default_factory=list)
     lookups: list[tuple[list[int], str]] = field(default_factory=list)
+    timeouts_s: list[float | None] = field(default_factory=list)
     warmings: list[tuple[list[int], str]] = field(default_factory=list)
     listings: list[tuple[int, str]] = field(default_factory=list)
     evictions: list[int] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     num_io_calls: int = 0
+    num_long_io_calls: int = 0
     num_open: int = 0
     num_closed: int = 0
     num_yielded: int = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
+        self.timeouts_s.append(request.timeout_s)
         self.num_open += 1
         try:
             for index, event in enumerate(self.events):
@@ -186,8 +231,11 @@ class FakeEngine:
             prompt_tokens=len(prompt_token_ids), cached_prompt_tokens=4, cached_blocks=1, num_blocks=2, block_size=4
         )
 
-    async def warm(self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str) -> WarmResult:
+    async def warm(
+        self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str, timeout_s: float | None
+    ) -> WarmResult:
         assert request_id
+        self.timeouts_s.append(timeout_s)
         self.warmings.append((prompt_token_ids, cache_salt))
         return WarmResult(
             prompt_tokens=len(prompt_token_ids),
@@ -212,6 +260,13 @@ class FakeEngine:
     def stats(self) -> WorkerStats:
         return some_stats()
 
+    async def diagnose(self, *, measure: bool) -> Diagnosis:
+        return Diagnosis(SOME_FACTS, 12345, 2, 0.5, distinct_measurement() if measure else None)
+
     async def run_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         self.num_io_calls += 1
+        return await asyncio.to_thread(function, *args)
+
+    async def run_long_io(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        self.num_long_io_calls += 1
         return await asyncio.to_thread(function, *args)

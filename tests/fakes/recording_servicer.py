@@ -7,9 +7,10 @@ synchronous clients.
 
 import asyncio
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -137,6 +138,9 @@ class RecordingServicer(
     async def Clear(self, request: admin_pb2.ClearRequest, context: Any) -> admin_pb2.ClearResponse:  # noqa: N802
         return await self._answer("Clear", request, context, admin_pb2.ClearResponse)
 
+    async def Diagnose(self, request: admin_pb2.DiagnoseRequest, context: Any) -> admin_pb2.DiagnoseResponse:  # noqa: N802
+        return await self._answer("Diagnose", request, context, admin_pb2.DiagnoseResponse)
+
     async def _answer(
         self, method: str, request: Message, context: aio.ServicerContext[Any, Any], response_type: type[AnyMessage]
     ) -> AnyMessage:
@@ -166,9 +170,11 @@ async def _sleep_or_raise(step: Answer) -> None:
 
 
 @asynccontextmanager
-async def serving(servicer: RecordingServicer, *, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def serving(
+    servicer: RecordingServicer, *, address: str = "127.0.0.1:0", options: Sequence[tuple[str, int]] = ()
+) -> AsyncIterator[str]:
     """Serve on ``address``, by default a free loopback port, and give the real address."""
-    server = aio.server(interceptors=[RequestInterceptor()], options=[("grpc.so_reuseport", 0)])
+    server = aio.server(interceptors=[RequestInterceptor()], options=[("grpc.so_reuseport", 0), *options])
     worker_pb2_grpc.add_ModelWorkerServicer_to_server(servicer, server)
     cache_pb2_grpc.add_PrefixCacheServicer_to_server(servicer, server)
     admin_pb2_grpc.add_CacheAdminServicer_to_server(servicer, server)
@@ -184,12 +190,27 @@ async def serving(servicer: RecordingServicer, *, address: str = "127.0.0.1:0") 
 @contextmanager
 def serving_in_thread(servicer: RecordingServicer, *, address: str = "127.0.0.1:0") -> Iterator[str]:
     """Serve on an event loop of its own thread, and give the real address."""
+    with _in_thread(serving(servicer, address=address)) as (address, _):
+        yield address
+
+
+@contextmanager
+def blockable_server(
+    servicer: RecordingServicer, *, max_unbegun_s: int
+) -> Iterator[tuple[str, Callable[[float], object]]]:
+    """As ``serving_in_thread``, with what blocks the loop for seconds; gRPC cancels a call unbegun for that long."""
+    options = [("grpc.server_max_unrequested_time_in_server", max_unbegun_s)]
+    with _in_thread(serving(servicer, options=options)) as (address, loop):
+        yield address, lambda seconds: loop.call_soon_threadsafe(time.sleep, seconds)
+
+
+@contextmanager
+def _in_thread(server: AbstractAsyncContextManager[str]) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="recording-servicer")
     thread.start()
-    server = serving(servicer, address=address)
     try:
-        yield asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result()
+        yield asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(), loop
     finally:
         asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result()
         loop.call_soon_threadsafe(loop.stop)

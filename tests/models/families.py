@@ -74,6 +74,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {}),
+    "rembert": ("rembert", {}),
+    "diffllama": ("diffllama", {}),
     "mamba": ("mamba", {"head_dim": None, "state_size": 8}),
     "gpt-oss": ("gpt_oss", {**EXPERTS, "num_local_experts": 4, "sliding_window": 12, **_rope("default")}),
     "llama4": (

@@ -170,14 +170,14 @@ def test_a_cache_folder_that_cannot_be_written_names_the_setting(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="set XDG_CACHE_HOME to a folder with space"):
-        loading._folder_of(ModelSource("tiny", gguf.parent, gguf.name), "bfloat16")
+        loading.model_folder(ModelSource("tiny", gguf.parent, gguf.name), "bfloat16")
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match=r"cannot read the model in .*bad\.gguf"):
-        loading._folder_of(ModelSource("bad", tmp_path, "bad.gguf"), "bfloat16")
+        loading.model_folder(ModelSource("bad", tmp_path, "bad.gguf"), "bfloat16")
 
 
 class Unsavable:
@@ -194,5 +194,5 @@ def test_a_full_disk_names_the_setting_and_leaves_nothing(
         monkeypatch.setattr(loader, "from_pretrained", lambda *_, **__: Unsavable())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match=r"No space left.*set XDG_CACHE_HOME to a folder with space"):
-        loading._folder_of(ModelSource("tiny", gguf.parent, gguf.name), "bfloat16")
+        loading.model_folder(ModelSource("tiny", gguf.parent, gguf.name), "bfloat16")
     assert list(cache_folder().iterdir()) == []

@@ -1,19 +1,16 @@
 """What a folder must hold to be served, and what is read off the loaded model."""
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from model_worker.models.catalog import resolve
 from model_worker.models.loading import LoadedModel, LoadOptions, load, pick_device
 from prefixcache.errors import ConfigError
 from tests.fakes.tiny_model import EOS
+from tests.models.damaging import change_config, change_weights
 
 CPU = torch.device("cpu")
 
@@ -26,17 +23,6 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 def load_float32(folder: Path, *, max_model_len: int | None = None) -> LoadedModel:
     return load(resolve(str(folder)), LoadOptions("float32", CPU, 8, max_model_len))
-
-
-def change_config(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-
-
-def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_a_loaded_model_tells_its_shape(tiny_folder: Path) -> None:
@@ -52,43 +38,10 @@ def test_a_loaded_model_tells_its_shape(tiny_folder: Path) -> None:
     assert model.weights_bytes > 0
 
 
-def test_weights_that_are_missing_are_named_and_never_drawn_at_random(folder: Path) -> None:
-    change_weights(folder, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
-    with pytest.raises(ConfigError, match=r"lack 1 of the model's weights, such as model\.layers\.1\.mlp\.up_proj"):
-        load_float32(folder)
-
-
 def test_an_output_layer_tied_to_the_embedding_is_not_missing(folder: Path) -> None:
     change_config(folder, tie_word_embeddings=True)
     change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
     assert load_float32(folder).vocab_size == 264
-
-
-def test_weights_of_another_shape_are_refused(folder: Path) -> None:
-    change_weights(folder, lambda weights: weights.update({"model.norm.weight": torch.ones(3)}))
-    with pytest.raises(ConfigError, match="cannot load the model"):
-        load_float32(folder)
-
-
-def test_a_truncated_weight_file_is_refused(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ConfigError, match="cannot load the model"):
-        load_float32(folder)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_missing_file_is_refused(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    with pytest.raises(ConfigError, match="cannot load the model"):
-        load_float32(folder)
-
-
-@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"model_type": "no such type"}'])
-def test_a_config_that_names_no_model_is_refused(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match="cannot load the model"):
-        load_float32(folder)
 
 
 def test_rope_of_an_unknown_kind_is_refused(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """A model that breaks one of the rules is refused by the name of the check; passing is remembered."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,17 @@ def model(tiny_folder: Path) -> LoadedModel:
     return load(resolve(str(tiny_folder)), LoadOptions("float32", torch.device("cpu"), 8))
 
 
-def circumstances(model: LoadedModel, *, digest: bytes = b"identity") -> Circumstances:
-    return Circumstances(digest, probe_rows(model.causal.model, max_rows=MAX_ROWS), MAX_ROWS)
+MACHINE = {"processor": "one"}
+CIRCUMSTANCES = Circumstances(b"identity", MACHINE, MAX_ROWS)
+
+
+def check(model: LoadedModel, row_counts: tuple[int, ...] | None = None) -> dict[str, str]:
+    """Run the checks; with row counts found before the model was changed."""
+    return run_checks(model, row_counts or allowed_rows(model), max_rows=MAX_ROWS)
+
+
+def allowed_rows(model: LoadedModel) -> tuple[int, ...]:
+    return probe_rows(model.causal.model, max_rows=MAX_ROWS)
 
 
 def change_embeddings(model: LoadedModel, change: Change) -> None:
@@ -65,7 +75,7 @@ def few_rows_differ(rows: Tensor) -> Tensor:
 
 
 def test_a_sound_model_passes_and_says_what_was_measured(model: LoadedModel) -> None:
-    found = run_checks(model, circumstances(model))
+    found = check(model)
     assert list(found) == list(CHECKS) == ["causality", "chaining", "no history", "rows", "lengths"]
     assert found["causality"] == "7 tokens unchanged"
     assert found["rows"] == "equal in batches of 1, 2, 3, 4"
@@ -83,17 +93,17 @@ def test_a_sound_model_passes_and_says_what_was_measured(model: LoadedModel) -> 
 def test_a_model_that_breaks_a_rule_is_refused_by_the_checks_name(
     model: LoadedModel, name: str, change: Change, advice: str
 ) -> None:
-    allowed = circumstances(model)
+    allowed = allowed_rows(model)
     change_embeddings(model, change)
     with pytest.raises(ConfigError, match=f"model 'tiny' fails the check '{name}': .*{advice}"):
-        run_checks(model, allowed)
+        check(model, allowed)
 
 
 @pytest.mark.parametrize("name", list(CHECKS))
 def test_each_check_alone_finds_its_fault(model: LoadedModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qualification, "CHECKS", {name: CHECKS[name]})
-    allowed = circumstances(model)
-    run_checks(model, allowed)
+    allowed = allowed_rows(model)
+    check(model, allowed)
     if name == "lengths":
         mix_unequal_lengths(monkeypatch)
     else:
@@ -105,7 +115,7 @@ def test_each_check_alone_finds_its_fault(model: LoadedModel, name: str, monkeyp
         }
         change_embeddings(model, faults[name])
     with pytest.raises(ConfigError, match=f"fails the check '{name}'"):
-        run_checks(model, allowed)
+        check(model, allowed)
 
 
 def mix_unequal_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,38 +133,70 @@ def test_a_model_whose_code_fails_is_refused_with_what_it_said(model: LoadedMode
     def fail(rows: Tensor) -> Tensor:
         raise RuntimeError("no kernel for this")
 
-    allowed = circumstances(model)
+    allowed = allowed_rows(model)
     change_embeddings(model, fail)
     with pytest.raises(ConfigError, match=r"fails in the engine \(RuntimeError: no kernel for this\)"):
-        run_checks(model, allowed)
+        check(model, allowed)
 
 
-def test_passing_is_remembered_by_identity(model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = qualify(model, circumstances(model), folder=tmp_path / "new")
-    again = qualify(model, circumstances(model), folder=tmp_path / "new")
+def refuse_to_probe(model: object, *, max_rows: int) -> tuple[int, ...]:
+    raise AssertionError("the row probe ran though its result is remembered")
+
+
+def test_passing_is_remembered_and_costs_neither_checks_nor_row_probe(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = qualify(model, CIRCUMSTANCES, folder=tmp_path / "new")
+    monkeypatch.setattr(qualification, "probe_rows", refuse_to_probe)
+    again = qualify(model, CIRCUMSTANCES, folder=tmp_path / "new")
     assert (first.is_remembered, again.is_remembered) == (False, True)
-    assert again.checks == first.checks
-    assert not qualify(model, circumstances(model, digest=b"other"), folder=tmp_path / "new").is_remembered
+    assert (again.checks, again.row_counts) == (first.checks, first.row_counts)
+    assert first.row_counts == allowed_rows(model)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"causality": 1}', "\x00", '{"rows": "equal"}'])
+@pytest.mark.parametrize(
+    "other",
+    [
+        Circumstances(b"other", MACHINE, MAX_ROWS),
+        Circumstances(b"identity", {"processor": "two"}, MAX_ROWS),
+        Circumstances(b"identity", MACHINE | {"cores": "1"}, MAX_ROWS),
+        Circumstances(b"identity", MACHINE, MAX_ROWS + 1),
+    ],
+)
+def test_nothing_is_remembered_of_another_identity_machine_or_batch_size(
+    model: LoadedModel, tmp_path: Path, other: Circumstances
+) -> None:
+    qualify(model, CIRCUMSTANCES, folder=tmp_path)
+    assert not qualify(model, other, folder=tmp_path).is_remembered
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"causality": 1}', "\x00", '{"checks": {"rows": "equal"}}'])
 def test_a_damaged_memory_is_ignored_and_mended(model: LoadedModel, tmp_path: Path, text: str) -> None:
-    qualify(model, circumstances(model), folder=tmp_path)
+    qualify(model, CIRCUMSTANCES, folder=tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text(text)
-    assert not qualify(model, circumstances(model), folder=tmp_path).is_remembered
-    assert qualify(model, circumstances(model), folder=tmp_path).is_remembered
+    assert not qualify(model, CIRCUMSTANCES, folder=tmp_path).is_remembered
+    assert qualify(model, CIRCUMSTANCES, folder=tmp_path).is_remembered
+
+
+@pytest.mark.parametrize(
+    "counts", ["[]", "[1, 2]", "[2, 1, 8]", "[1, 1, 8]", "[0, 8]", '["8"]', "[true, 8]", "8", "null"]
+)
+def test_row_counts_that_cannot_be_are_not_believed(model: LoadedModel, tmp_path: Path, counts: str) -> None:
+    found = qualify(model, CIRCUMSTANCES, folder=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(f'{{"row_counts": {counts}, "checks": {json.dumps(found.checks)}}}')
+    assert not qualify(model, CIRCUMSTANCES, folder=tmp_path).is_remembered
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_time(model: LoadedModel, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for _ in range(2):
-        assert not qualify(model, circumstances(model), folder=tmp_path / "file").is_remembered
+        assert not qualify(model, CIRCUMSTANCES, folder=tmp_path / "file").is_remembered
 
 
 def test_failing_is_not_remembered(model: LoadedModel, tmp_path: Path) -> None:
-    allowed = circumstances(model)
     change_embeddings(model, sees_the_future)
     with pytest.raises(ConfigError, match="causality"):
-        qualify(model, allowed, folder=tmp_path)
+        qualify(model, CIRCUMSTANCES, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -88,6 +88,27 @@ def test_what_the_template_refuses_is_refused_with_its_words(messages: list[dict
         tokenizer().render_chat(messages)
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('only one system message') }}", "only one system message; send what it accepts"),
+        ("{{ 1 // 0 }}", "division"),
+        ("{{ messages[7].role }}", "list object has no element 7"),
+        ("{{ messages.nobody.role }}", "has no attribute 'nobody'"),
+        ("{{ 10 ** 400 * 1.5 }}", "too large"),
+        ("{{ none + 1 }}", "unsupported operand"),
+        ("{% for message in", "unexpected"),
+        ("{{ messages[0].content.__class__.mro() }}", "unsafe"),
+    ],
+)
+def test_whatever_a_template_raises_is_a_refusal(template: str, message: str) -> None:
+    broken = make_tokenizer()
+    broken.chat_template = template
+    with pytest.raises(InvalidRequest, match=message) as refusal:
+        PromptTokenizer(broken).render_chat([{"role": "user", "content": "hi"}])
+    assert "the model's chat template refuses these messages" in str(refusal.value)
+
+
 def test_a_model_without_a_template_takes_no_chat() -> None:
     plain = PromptTokenizer(make_tokenizer(has_template=False))
     assert not plain.has_chat_template

@@ -10,6 +10,7 @@ from grpc import aio
 from hypothesis import HealthCheck, given, settings
 
 from model_worker import worker as composition
+from model_worker.models import measuring
 from model_worker.rpc.server import Server
 from prefixcache.pb.v1 import worker_pb2, worker_pb2_grpc
 from tests.engine.driver import Driver
@@ -34,7 +35,11 @@ class Target:
 
 
 @pytest.fixture
-async def target(build_tiny: Callable[..., composition.Worker]) -> AsyncIterator[Target]:
+async def target(
+    build_tiny: Callable[..., composition.Worker], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Target]:
+    monkeypatch.setattr(measuring, "BUDGET_S", 0.0)
+    monkeypatch.setattr(measuring, "BUFFER_BYTES", {"cpu": 1 << 20})
     driver = Driver(build_tiny())
     await driver.engine.start()
     server = Server(driver.engine, listen="127.0.0.1:0")

@@ -199,3 +199,20 @@ async def test_logprobs_arrive_with_their_tokens(worker: Worker) -> None:
         worker_pb2.TokenLogprobs(logprob=-0.5, top=top),
         worker_pb2.TokenLogprobs(logprob=-1.5),
     ]
+
+
+@pytest.mark.parametrize("num_samples", [1, 64])
+async def test_the_number_of_samples_reaches_the_engine(worker: Worker, num_samples: int) -> None:
+    sampling = worker_pb2.Sampling(n=num_samples)
+    async for _ in worker.model.Generate(worker_pb2.GenerateRequest(prompt=REQUEST.prompt, sampling=sampling)):
+        pass
+    assert worker.engine.requests[0].sampling.num_samples == num_samples
+
+
+async def test_tokens_say_their_sample_and_its_end(worker: Worker) -> None:
+    tokens = TokensGenerated([1], "a", sample=2, finish_reason="stop_text", matched_stop="END")
+    worker.engine.events = [Started(1, 0), tokens, Finished(finished_record())]
+    _, response, _ = [response async for response in worker.model.Generate(REQUEST)]
+    assert response.tokens == worker_pb2.Tokens(
+        ids=[1], text="a", sample=2, reason=worker_pb2.FINISH_REASON_STOP_TEXT, matched_stop="END"
+    )

@@ -9,7 +9,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from prefixcache.errors import InvalidRequest
-from prefixcache.pb.v1 import admin_pb2, worker_pb2
+from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
 from prefixcache.rpc.interceptors import current_request_id
 from prefixcache.rpc.status import MAX_REQUEST_ID_CHARS, REQUEST_ID_KEY
 from tests.rpc.wire import Worker, call_raw, error_of, until
@@ -73,7 +73,7 @@ async def test_failure_is_one_log_line_with_id_method_and_status(
     caplog.set_level(logging.INFO, "prefixcache.rpc.interceptors")
     await worker.model.Generate(EMPTY, metadata=((REQUEST_ID_KEY, "mine"),)).code()
     (record,) = caplog.records
-    assert vars(record)["request_id"] == "mine"
+    assert (vars(record)["request_id"], vars(record)["status"]) == ("mine", "INVALID_ARGUMENT")
     assert "request mine: /prefixcache.pb.v1.ModelWorker/Generate failed with INVALID_ARGUMENT" in record.getMessage()
     assert record.exc_info is None
 
@@ -97,6 +97,33 @@ async def test_deadline_and_cancellation_are_told_apart(
     await until(lambda: bool(caplog.records))
     (record,) = caplog.records
     assert record.getMessage().endswith(f"ended early: {reason}")
+
+
+async def test_failed_calls_are_counted_by_status(worker: Worker) -> None:
+    worker.engine.gate_at = 1
+    calls = [
+        worker.model.Generate(GENERATE),
+        worker.model.Generate(GENERATE, timeout=0.2),
+        worker.model.Generate(EMPTY),
+    ]
+    await asyncio.gather(*(call.initial_metadata() for call in calls))
+    calls[0].cancel()
+    await error_of(worker.model.Abort(worker_pb2.AbortRequest(request_id="absent")))
+    failed = worker.server._calls.failed_calls
+    await until(lambda: sum(failed.values()) == 4)
+    stats = await worker.admin.GetStats(admin_pb2.GetStatsRequest())
+    expected = {"CANCELLED": 1, "DEADLINE_EXCEEDED": 1, "INVALID_ARGUMENT": 1, "NOT_FOUND": 1}
+    assert dict(stats.failed_calls) == expected
+
+
+async def test_the_engine_is_told_how_long_the_caller_waits(worker: Worker) -> None:
+    prompt = worker_pb2.Prompt(text="hello")
+    for timeout_s in (None, 30):
+        await worker.model.Generate(GENERATE, timeout=timeout_s).read()
+        await worker.cache.Warm(cache_pb2.WarmRequest(prompt=prompt), timeout=timeout_s)
+    never, never_warming, *told = worker.engine.timeouts_s
+    assert (never, never_warming) == (None, None)
+    assert all(seconds is not None and 25 < seconds < 31 for seconds in told)
 
 
 async def test_no_work_for_a_call_whose_deadline_has_passed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

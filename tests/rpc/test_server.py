@@ -9,7 +9,8 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from model_worker.rpc.server import OWN_SERVICES, Server
+from model_worker.rpc.server import Server
+from model_worker.rpc.services import OWN_SERVICES
 from prefixcache.errors import CapacityExceeded, ConfigError, EngineStopped
 from prefixcache.pb.v1 import admin_pb2, worker_pb2
 from tests.fakes.fake_engine import FakeEngine

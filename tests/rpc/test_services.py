@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from model_worker.engine.diagnosis import Diagnosis, WorkerFacts
 from model_worker.engine.request import Progress, Started
 from model_worker.engine.statistics import (
     CachedPrefix,
@@ -20,12 +21,13 @@ from model_worker.engine.statistics import (
     WarmResult,
 )
 from model_worker.models.catalog import ModelDescription
+from model_worker.models.measuring import Measurement
 from model_worker.rpc.messages import fill
 from prefixcache.accounting import RequestRecord
 from prefixcache.cache import CacheStats
 from prefixcache.errors import InvalidRequest, NotFound
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
-from tests.fakes.fake_engine import FakeDescription, some_stats
+from tests.fakes.fake_engine import SOME_FACTS, FakeDescription, distinct_measurement, some_stats
 from tests.rpc.wire import Worker, error_of
 
 
@@ -68,6 +70,25 @@ async def test_stats_carry_every_nested_field(worker: Worker) -> None:
     assert stats.tokens.hit_rate == 0.4
     assert stats.latency.ttft.p50_s == 0.25
     assert [getattr(stats.cache, field.name) for field in fields(expected.cache)] == [True, *range(1, 11)]
+
+
+async def test_diagnose_carries_every_field(worker: Worker) -> None:
+    told = await worker.admin.Diagnose(admin_pb2.DiagnoseRequest())
+    facts = SOME_FACTS
+    assert {check.name: check.found for check in told.checks} == facts.checks
+    assert (told.is_remembered, tuple(told.row_counts), told.canary_digest) == (True, (1, 2, 4), "cd" * 32)
+    assert (dict(told.memory_plan_bytes), told.available_bytes) == (facts.memory_plan_bytes, 100)
+    maps = (told.versions, told.machine, told.startup_s)
+    assert [dict(values) for values in maps] == [facts.versions, facts.machine, facts.startup_s]
+    assert (told.model, told.namespace_digest, dict(told.namespace_fields)) == ("fake", "ab" * 32, {"block_size": "4"})
+    assert (told.resident_bytes, told.num_running, told.load_average) == (12345, 2, 0.5)
+    assert not told.HasField("measurement")
+
+
+async def test_diagnose_measures_where_asked(worker: Worker) -> None:
+    measured = (await worker.admin.Diagnose(admin_pb2.DiagnoseRequest(measure=True))).measurement
+    expected = asdict(distinct_measurement())
+    assert {name: getattr(measured, name) for name in expected} == expected
 
 
 async def test_list_prefixes_passes_page_and_token_and_carries_the_page(worker: Worker) -> None:
@@ -119,11 +140,18 @@ async def test_clear_carries_the_result(worker: Worker) -> None:
         (Started, worker_pb2.Started),
         (Progress, worker_pb2.Progress),
         (ModelDescription, worker_pb2.GetModelInfoResponse),
+        (Measurement, admin_pb2.Measurement),
     ],
 )
 def test_value_and_its_message_have_the_same_fields(value_type: Any, message_type: Any) -> None:
     in_message = {field.name for field in message_type.DESCRIPTOR.fields}
     assert in_message == {field.name for field in fields(value_type)}
+
+
+def test_a_diagnosis_has_a_field_for_everything_the_engine_tells() -> None:
+    told = {field.name for kind in (WorkerFacts, Diagnosis) for field in fields(kind)} - {"facts"}
+    of_the_description = {"model", "namespace_digest", "namespace_fields"}
+    assert {field.name for field in admin_pb2.DiagnoseResponse.DESCRIPTOR.fields} == told | of_the_description
 
 
 @pytest.mark.parametrize("message_type", [worker_pb2.Usage, worker_pb2.Timings])

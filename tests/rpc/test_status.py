@@ -89,6 +89,26 @@ def test_connection_that_breaks_in_an_answer_is_told_from_none() -> None:
     assert "prefixcache serve" not in str(error)
 
 
+@pytest.mark.parametrize("answered", [{"initial": ANSWERED}, {"initial": ANSWERED, "trailing": ANSWERED}])
+def test_a_call_cancelled_after_it_was_begun_is_cancelled(answered: dict[str, aio.Metadata]) -> None:
+    error = from_rpc_error(rpc_error(grpc.StatusCode.CANCELLED, "CANCELLED", **answered))
+    assert isinstance(error, errors.RequestCancelled)
+
+
+@pytest.mark.parametrize(
+    ("details", "advice"),
+    [
+        ("SERVER: Received message larger than max (5 vs. 4)", "larger than max (5 vs. 4); send less in one message"),
+        ("Concurrent RPC limit exceeded!", "limit exceeded!; try again later"),
+    ],
+)
+def test_a_limit_of_grpcs_own_comes_with_what_to_do(details: str, advice: str) -> None:
+    error = from_rpc_error(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, details), address="a:1")
+    assert isinstance(error, errors.CapacityExceeded)
+    assert str(error).startswith("gRPC refused the call to the worker at a:1: ")
+    assert str(error).endswith(advice)
+
+
 def test_unimplemented_says_that_the_worker_is_of_another_version() -> None:
     error = from_rpc_error(rpc_error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), address="a:1")
     assert isinstance(error, errors.NotFound)

@@ -1,6 +1,7 @@
 """What the tests of this package need of a wire: stubs, failures as exceptions, patience."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from prefixcache.errors import PrefixCacheError
 from prefixcache.pb.v1 import admin_pb2_grpc, cache_pb2_grpc, worker_pb2_grpc
 from prefixcache.rpc.status import from_rpc_error
 from tests.fakes.fake_engine import FakeEngine
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 @dataclass(frozen=True)
@@ -62,3 +65,19 @@ async def error_of(call: Awaitable[object]) -> PrefixCacheError:
     with pytest.raises(grpc.RpcError) as caught:
         await call
     return from_rpc_error(caught.value)
+
+
+def connect(address: str) -> socket.socket:
+    """A connection that says it speaks HTTP/2, as gRPC does, and then nothing."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(_PREFACE)
+    return connection
+
+
+def is_served(connection: socket.socket) -> bool:
+    """Whether the server has answered; False where it has closed the connection."""
+    try:
+        return connection.recv(1) != b""
+    except ConnectionError:
+        return False

@@ -41,6 +41,26 @@ class GetStatsResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FailedCallsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     UPTIME_S_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
@@ -49,6 +69,7 @@ class GetStatsResponse(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     LATENCY_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    FAILED_CALLS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name the model is served under."""
     uptime_s: _builtins.float
@@ -75,6 +96,13 @@ class GetStatsResponse(_message.Message):
     def latency(self) -> Global___LatencyStats:
         """Distributions of times over the recent requests."""
 
+    @_builtins.property
+    def failed_calls(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Calls that failed or ended early, by the name of their status, such as
+        INVALID_ARGUMENT. Messages above the size limit are refused before they
+        are counted.
+        """
+
     def __init__(
         self,
         *,
@@ -86,10 +114,11 @@ class GetStatsResponse(_message.Message):
         engine: Global___EngineStats | None = ...,
         latency: Global___LatencyStats | None = ...,
         resident_bytes: _builtins.int = ...,
+        failed_calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "latency", b"latency", "requests", b"requests", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "latency", b"latency", "model", b"model", "requests", b"requests", "resident_bytes", b"resident_bytes", "tokens", b"tokens", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "failed_calls", b"failed_calls", "latency", b"latency", "model", b"model", "requests", b"requests", "resident_bytes", b"resident_bytes", "tokens", b"tokens", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -107,18 +136,21 @@ class RequestStats(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     HITS_FIELD_NUMBER: _builtins.int
+    DEADLINE_EXCEEDED_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     """Taken into the queue since start."""
     finished: _builtins.int
     """Ended with Finished, and Warm calls that were served."""
     cancelled: _builtins.int
-    """Cancelled by the caller or by its deadline."""
+    """Cancelled by the caller, or aborted."""
     refused: _builtins.int
     """Refused since the queue was full."""
     failed: _builtins.int
     """Ended by an error of the worker."""
     hits: _builtins.int
     """With at least one cached block."""
+    deadline_exceeded: _builtins.int
+    """Ended by the caller's deadline."""
     def __init__(
         self,
         *,
@@ -128,10 +160,11 @@ class RequestStats(_message.Message):
         refused: _builtins.int = ...,
         failed: _builtins.int = ...,
         hits: _builtins.int = ...,
+        deadline_exceeded: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "failed", b"failed", "finished", b"finished", "hits", b"hits", "received", b"received", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "deadline_exceeded", b"deadline_exceeded", "failed", b"failed", "finished", b"finished", "hits", b"hits", "received", b"received", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -559,3 +592,357 @@ class CachedPrefix(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CachedPrefix: _TypeAlias = CachedPrefix  # noqa: Y015
+
+@_typing.final
+class DiagnoseRequest(_message.Message):
+    """Asks for a diagnosis."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEASURE_FIELD_NUMBER: _builtins.int
+    measure: _builtins.bool
+    """Whether to measure as well; without it only what is known is told."""
+    def __init__(
+        self,
+        *,
+        measure: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiagnoseRequest: _TypeAlias = DiagnoseRequest  # noqa: Y015
+
+@_typing.final
+class DiagnoseResponse(_message.Message):
+    """What a worker knows of itself and, where asked, what it measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MemoryPlanBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class MachineEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class StartupSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class NamespaceFieldsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    CHECKS_FIELD_NUMBER: _builtins.int
+    IS_REMEMBERED_FIELD_NUMBER: _builtins.int
+    ROW_COUNTS_FIELD_NUMBER: _builtins.int
+    CANARY_DIGEST_FIELD_NUMBER: _builtins.int
+    MEMORY_PLAN_BYTES_FIELD_NUMBER: _builtins.int
+    AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    STARTUP_S_FIELD_NUMBER: _builtins.int
+    NAMESPACE_DIGEST_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELDS_FIELD_NUMBER: _builtins.int
+    NUM_RUNNING_FIELD_NUMBER: _builtins.int
+    LOAD_AVERAGE_FIELD_NUMBER: _builtins.int
+    MEASUREMENT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name the model is served under."""
+    is_remembered: _builtins.bool
+    """Whether checks and row counts were remembered from an earlier start of the
+    same model under the same circumstances, or found at this one.
+    """
+    canary_digest: _builtins.str
+    """SHA-256, in hex, of the KV and logits of a fixed prompt run at this start:
+    workers compute alike where it is equal.
+    """
+    available_bytes: _builtins.int
+    """Bytes of memory the process may use: the machine's or its cgroup's."""
+    resident_bytes: _builtins.int
+    """Resident memory of the worker process now, in bytes."""
+    namespace_digest: _builtins.str
+    """SHA-256, in hex, over all namespace_fields: workers share blocks only where
+    it is equal.
+    """
+    num_running: _builtins.int
+    """Sequences in prefill or decode when the call arrived; where there are any,
+    what is measured is less than the machine could give.
+    """
+    load_average: _builtins.float
+    """Processes that used or wanted a core of the machine, on average over the
+    minute before the call; where that is more than its cores, likewise.
+    """
+    @_builtins.property
+    def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___QualificationCheck]:
+        """The checks the model passed before it was served, in their order."""
+
+    @_builtins.property
+    def row_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Batch sizes, ascending, at which each row has the same bits whatever the
+        others are; a decode is padded to one of them.
+        """
+
+    @_builtins.property
+    def memory_plan_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Bytes by part that the worker may come to need, with the total."""
+
+    @_builtins.property
+    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Versions by name: python, torch, transformers, prefixcache, grpc, and of
+        the engine's numerics.
+        """
+
+    @_builtins.property
+    def machine(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What the model's kernels depend on besides the versions: processor, cores,
+        caches, GPU, settings of the environment.
+        """
+
+    @_builtins.property
+    def startup_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds by part that this start took."""
+
+    @_builtins.property
+    def namespace_fields(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Everything besides the tokens that decides KV."""
+
+    @_builtins.property
+    def measurement(self) -> Global___Measurement:
+        """What was measured; absent without measure."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        checks: _abc.Iterable[Global___QualificationCheck] | None = ...,
+        is_remembered: _builtins.bool = ...,
+        row_counts: _abc.Iterable[_builtins.int] | None = ...,
+        canary_digest: _builtins.str = ...,
+        memory_plan_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        available_bytes: _builtins.int = ...,
+        resident_bytes: _builtins.int = ...,
+        versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        machine: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        startup_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        namespace_digest: _builtins.str = ...,
+        namespace_fields: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        num_running: _builtins.int = ...,
+        load_average: _builtins.float = ...,
+        measurement: Global___Measurement | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measurement", b"measurement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_bytes", b"available_bytes", "canary_digest", b"canary_digest", "checks", b"checks", "is_remembered", b"is_remembered", "load_average", b"load_average", "machine", b"machine", "measurement", b"measurement", "memory_plan_bytes", b"memory_plan_bytes", "model", b"model", "namespace_digest", b"namespace_digest", "namespace_fields", b"namespace_fields", "num_running", b"num_running", "resident_bytes", b"resident_bytes", "row_counts", b"row_counts", "startup_s", b"startup_s", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiagnoseResponse: _TypeAlias = DiagnoseResponse  # noqa: Y015
+
+@_typing.final
+class QualificationCheck(_message.Message):
+    """A check that the model passed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    found: _builtins.str
+    """What it found."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        found: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QualificationCheck: _TypeAlias = QualificationCheck  # noqa: Y015
+
+@_typing.final
+class Measurement(_message.Message):
+    """How fast the machine is on the model's threads, and how fast the model runs
+    on it. Each time is the shortest of several.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPUTE_DTYPE_FIELD_NUMBER: _builtins.int
+    NUM_THREADS_FIELD_NUMBER: _builtins.int
+    MATRIX_OPS_PER_S_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    BUFFER_BYTES_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_OPS_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
+    PREFILL_OPS_PER_S_FIELD_NUMBER: _builtins.int
+    PREFILL_SHARE_FIELD_NUMBER: _builtins.int
+    DECODE_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_BYTES_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    DECODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    DECODE_SHARE_FIELD_NUMBER: _builtins.int
+    compute_dtype: _builtins.str
+    """Type in which the model's matrix products are computed."""
+    num_threads: _builtins.int
+    """CPU threads of the model."""
+    matrix_ops_per_s: _builtins.float
+    """Operations a second of the product of two large square matrices: 2 n^3
+    operations.
+    """
+    memory_bytes_per_s: _builtins.float
+    """Bytes a second of reading a float32 matrix of buffer_bytes once, to multiply
+    it by a vector.
+    """
+    buffer_bytes: _builtins.int
+    """Size of that matrix, much more than the processor's caches hold."""
+    prefill_tokens: _builtins.int
+    """Tokens of the block that was prefilled, at the start of a sequence and
+    without the LM head.
+    """
+    prefill_ops: _builtins.int
+    """Its operations: 2 x the weights a token meets x tokens, and for attention
+    4 x layers x query heads x head size x tokens x tokens.
+    """
+    prefill_s: _builtins.float
+    """Seconds it took."""
+    prefill_ops_per_s: _builtins.float
+    """prefill_ops / prefill_s."""
+    prefill_share: _builtins.float
+    """prefill_ops_per_s / matrix_ops_per_s."""
+    decode_context_tokens: _builtins.int
+    """Tokens of the sequence, alone in its batch, that was continued by one."""
+    decode_bytes: _builtins.int
+    """Bytes such a step reads: the weights it meets, as they lie in memory, and
+    the KV of the sequence.
+    """
+    decode_s: _builtins.float
+    """Seconds the step took."""
+    decode_bytes_per_s: _builtins.float
+    """decode_bytes / decode_s."""
+    decode_share: _builtins.float
+    """decode_bytes_per_s / memory_bytes_per_s. Above 1 where caches hold the
+    model.
+    """
+    def __init__(
+        self,
+        *,
+        compute_dtype: _builtins.str = ...,
+        num_threads: _builtins.int = ...,
+        matrix_ops_per_s: _builtins.float = ...,
+        memory_bytes_per_s: _builtins.float = ...,
+        buffer_bytes: _builtins.int = ...,
+        prefill_tokens: _builtins.int = ...,
+        prefill_ops: _builtins.int = ...,
+        prefill_s: _builtins.float = ...,
+        prefill_ops_per_s: _builtins.float = ...,
+        prefill_share: _builtins.float = ...,
+        decode_context_tokens: _builtins.int = ...,
+        decode_bytes: _builtins.int = ...,
+        decode_s: _builtins.float = ...,
+        decode_bytes_per_s: _builtins.float = ...,
+        decode_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "compute_dtype", b"compute_dtype", "decode_bytes", b"decode_bytes", "decode_bytes_per_s", b"decode_bytes_per_s", "decode_context_tokens", b"decode_context_tokens", "decode_s", b"decode_s", "decode_share", b"decode_share", "matrix_ops_per_s", b"matrix_ops_per_s", "memory_bytes_per_s", b"memory_bytes_per_s", "num_threads", b"num_threads", "prefill_ops", b"prefill_ops", "prefill_ops_per_s", b"prefill_ops_per_s", "prefill_s", b"prefill_s", "prefill_share", b"prefill_share", "prefill_tokens", b"prefill_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Measurement: _TypeAlias = Measurement  # noqa: Y015

@@ -55,6 +55,11 @@ class CacheAdminStub:
                 request_serializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.ClearRequest.SerializeToString,
                 response_deserializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.ClearResponse.FromString,
                 _registered_method=True)
+        self.Diagnose = channel.unary_unary(
+                '/prefixcache.pb.v1.CacheAdmin/Diagnose',
+                request_serializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.DiagnoseRequest.SerializeToString,
+                response_deserializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.DiagnoseResponse.FromString,
+                _registered_method=True)
 
 
 class CacheAdminServicer:
@@ -93,6 +98,18 @@ class CacheAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Diagnose(self, request, context):
+        """Tells what the worker proved of its model at start, what another worker
+        must have in common with it to share blocks, and, where asked to measure,
+        how near the machine's limits it runs. Measuring takes about two seconds of
+        the model's time, in short pieces between the steps of running requests,
+        and leaves cache and statistics as they are. Errors: RESOURCE_EXHAUSTED
+        while another measurement runs, or where memory is short for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,6 +132,11 @@ def add_CacheAdminServicer_to_server(servicer, server):
                     servicer.Clear,
                     request_deserializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.ClearRequest.FromString,
                     response_serializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.ClearResponse.SerializeToString,
+            ),
+            'Diagnose': grpc.unary_unary_rpc_method_handler(
+                    servicer.Diagnose,
+                    request_deserializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.DiagnoseRequest.FromString,
+                    response_serializer=prefixcache_dot_pb_dot_v1_dot_admin__pb2.DiagnoseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -226,6 +248,33 @@ class CacheAdmin:
             '/prefixcache.pb.v1.CacheAdmin/Clear',
             prefixcache_dot_pb_dot_v1_dot_admin__pb2.ClearRequest.SerializeToString,
             prefixcache_dot_pb_dot_v1_dot_admin__pb2.ClearResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diagnose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixcache.pb.v1.CacheAdmin/Diagnose',
+            prefixcache_dot_pb_dot_v1_dot_admin__pb2.DiagnoseRequest.SerializeToString,
+            prefixcache_dot_pb_dot_v1_dot_admin__pb2.DiagnoseResponse.FromString,
             options,
             channel_credentials,
             insecure,

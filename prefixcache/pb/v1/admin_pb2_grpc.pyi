@@ -31,6 +31,14 @@ class CacheAdminStub:
     """Drops every cached prefix. Blocks in use by running requests go as soon as
     they are released, and are never matched again.
     """
+    Diagnose: _aio.UnaryUnaryMultiCallable[_admin_pb2.DiagnoseRequest, _admin_pb2.DiagnoseResponse]
+    """Tells what the worker proved of its model at start, what another worker
+    must have in common with it to share blocks, and, where asked to measure,
+    how near the machine's limits it runs. Measuring takes about two seconds of
+    the model's time, in short pieces between the steps of running requests,
+    and leaves cache and statistics as they are. Errors: RESOURCE_EXHAUSTED
+    while another measurement runs, or where memory is short for it.
+    """
 
 class CacheAdminServicer(metaclass=_abc_1.ABCMeta):
     """What an operator may ask of a worker."""
@@ -72,6 +80,20 @@ class CacheAdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_admin_pb2.ClearResponse]:
         """Drops every cached prefix. Blocks in use by running requests go as soon as
         they are released, and are never matched again.
+        """
+
+    @_abc_1.abstractmethod
+    def Diagnose(
+        self,
+        request: _admin_pb2.DiagnoseRequest,
+        context: _aio.ServicerContext[_admin_pb2.DiagnoseRequest, _abc.Awaitable[_admin_pb2.DiagnoseResponse]],
+    ) -> _abc.Awaitable[_admin_pb2.DiagnoseResponse]:
+        """Tells what the worker proved of its model at start, what another worker
+        must have in common with it to share blocks, and, where asked to measure,
+        how near the machine's limits it runs. Measuring takes about two seconds of
+        the model's time, in short pieces between the steps of running requests,
+        and leaves cache and statistics as they are. Errors: RESOURCE_EXHAUSTED
+        while another measurement runs, or where memory is short for it.
         """
 
 def add_CacheAdminServicer_to_server(servicer: CacheAdminServicer, server: _aio.Server) -> None: ...

@@ -53,7 +53,9 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
-    """What to compute on: text, a chat, or token ids."""
+    """What to compute on: text, a chat, or token ids. Of several in one message the
+    last counts, as protobuf has it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -212,6 +214,7 @@ class Sampling(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 (default): greedy, the most probable token. Otherwise logits are divided
     by it; finite and at least 0.001.
@@ -248,6 +251,15 @@ class Sampling(_message.Message):
     this many most probable ones, 0 to 20; absent: none. They are the model's:
     from the logits in float32 before any bias, penalty or temperature.
     """
+    n: _builtins.int
+    """This many samples, answers to the same prompt, 1 to 64; absent: 1. The
+    prompt is computed once and its blocks published, the other samples take
+    them from the cache, where it has room and is not bypassed. Each sample is
+    the answer its request alone would have: sample 0 with this seed, sample
+    i > 0 with the first 8 bytes of SHA-256(seed, i), all three little-endian
+    uint64. Greedy samples are equal. In the worker's queue each counts as one
+    request.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits of token ids, each in [-100, 100]; at most 300."""
@@ -265,13 +277,16 @@ class Sampling(_message.Message):
         frequency_penalty: _builtins.float = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         logprobs: _builtins.int | None = ...,
+        n: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "logprobs", b"logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "logprobs", b"logprobs", "n", b"n", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -280,6 +295,8 @@ class Sampling(_message.Message):
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -508,10 +525,19 @@ class Tokens(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MATCHED_STOP_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text that became certain with them: never half a character, never the
     beginning of what may become a stop text.
     """
+    sample: _builtins.int
+    """The sample they belong to, from 0; samples come interleaved."""
+    reason: Global___FinishReason.ValueType
+    """Why the sample ended; set in its last message alone."""
+    matched_stop: _builtins.str
+    """The stop text that ended the sample; empty where something else did."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Their ids, in order; may be empty where only held-back text is released."""
@@ -526,10 +552,13 @@ class Tokens(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        sample: _builtins.int = ...,
+        reason: Global___FinishReason.ValueType = ...,
+        matched_stop: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "logprobs", b"logprobs", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "reason", b"reason", "sample", b"sample", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -591,7 +620,7 @@ Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
-    """The end of a stream."""
+    """The end of a stream, of all samples."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -600,9 +629,11 @@ class Finished(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
-    """Why it ended."""
+    """Why it ended; of several samples the first."""
     matched_stop: _builtins.str
-    """The stop text that ended it; empty where something else did."""
+    """The stop text that ended it, of several samples the first; empty where
+    something else did.
+    """
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Token counts."""
@@ -638,9 +669,9 @@ class Usage(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_CREATION_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Tokens of the prompt after rendering and tokenizing."""
+    """Tokens of the prompt after rendering and tokenizing, once for all samples."""
     completion_tokens: _builtins.int
-    """Tokens generated."""
+    """Tokens generated, over all samples."""
     cached_prompt_tokens: _builtins.int
     """Prompt tokens whose KV came from the cache."""
     cache_creation_tokens: _builtins.int
@@ -663,7 +694,9 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):
-    """Where the time of one request went, in seconds."""
+    """Where the time of one request went, in seconds; of several samples that of
+    the first, but for prefill_s, their sum, and total_s, until the last one's end.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
