@@ -144,7 +144,7 @@ def test_a_model_whose_prefixes_cannot_be_reused_is_refused_at_load(
         build_tiny(model=str(write_family(family, tmp_path)))
 
 
-@pytest.mark.parametrize("block_size", [86, 100, 200, 256])
+@pytest.mark.parametrize("block_size", [86, 100, 200, 254])
 async def test_blocks_beyond_a_third_of_learned_positions_are_served(
     build_tiny: Build, tmp_path: Path, block_size: int
 ) -> None:
