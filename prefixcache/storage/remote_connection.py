@@ -189,7 +189,10 @@ class InPlace:
 
 
 def _length_in(line: bytes) -> int:
-    if not line.startswith(b"$") or not line[1:].removeprefix(b"-").isdigit():
+    """The length a bulk reply begins with; -1 for no value."""
+    if line == b"$-1":
+        return -1
+    if not line.startswith(b"$") or not line[1:].isdigit():
         raise BadReply(f"a reply begins with {line[:20]!r} where the length of a value was expected")
     return int(line[1:])
 

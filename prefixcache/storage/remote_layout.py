@@ -15,7 +15,7 @@ from redis.exceptions import AskError, RedisClusterException, ResponseError, Try
 
 from prefixcache.errors import TierUnavailable
 from prefixcache.storage.remote_calls import FAULTS, CallRunner
-from prefixcache.storage.remote_connection import InPlace
+from prefixcache.storage.remote_connection import Command, InPlace
 from prefixcache.storage.remote_keys import MAX_EPOCH_BYTES, Epochs, KeySpace
 from prefixcache.storage.remote_nodes import RELOAD_PAUSE_S, Node, Nodes
 from prefixcache.storage.remote_wire import Deadline
@@ -72,23 +72,22 @@ class Part:
         return found
 
     def draw_words(self, connection: InPlace, deadline: Deadline, ttl_s: float) -> None:
-        """Give each group a word that outlives blocks of ``ttl_s``, where the server has room for it."""
-        self._ask(connection, deadline, self._wordless())
-        lifetime = ttl_ms(ttl_s + WORD_OUTLIVES_BLOCKS_S)
+        """Have each group's word as it is now, outliving blocks of ``ttl_s``; a new one where there is room for it."""
+        self.words.clear()
+        lifetime_ms = ttl_ms(ttl_s + WORD_OUTLIVES_BLOCKS_S)
+        self._ask(connection, deadline, self._wordless(), lifetime_ms=lifetime_ms)
         wordless = self._wordless()
         drawn = [
-            ("SET", self._space.epoch_key(self._root, group), secrets.token_hex(8), "NX", "PX", lifetime)
+            ("SET", self._space.epoch_key(self._root, group), secrets.token_hex(8), "NX", "PX", lifetime_ms)
             for group in wordless
         ]
         connection.call(drawn, deadline)
         self._ask(connection, deadline, wordless)
-        self.keep_words(connection, deadline, ttl_s)
 
     def keep_words(self, connection: InPlace, deadline: Deadline, ttl_s: float) -> None:
         """Let the words known outlive blocks of ``ttl_s``."""
-        lifetime = ttl_ms(ttl_s + WORD_OUTLIVES_BLOCKS_S)
         keys = [self._space.epoch_key(self._root, group) for group in self.words]
-        connection.call([("PEXPIRE", key, lifetime, "GT") for key in keys], deadline)
+        connection.call(_prolong(keys, ttl_ms(ttl_s + WORD_OUTLIVES_BLOCKS_S)), deadline)
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come: what is not known is ``error``."""
@@ -98,11 +97,13 @@ class Part:
         groups = dict.fromkeys(self._space.group_of(block_hash) for block_hash in self.hashes)
         return [group for group in groups if group not in self.words]
 
-    def _ask(self, connection: InPlace, deadline: Deadline, groups: Sequence[int]) -> None:
-        if not groups:
-            return
+    def _ask(
+        self, connection: InPlace, deadline: Deadline, groups: Sequence[int], *, lifetime_ms: int | None = None
+    ) -> None:
         keys = [self._space.epoch_key(self._root, group) for group in groups]
-        replies = connection.call([("GETRANGE", key, 0, MAX_EPOCH_BYTES - 1) for key in keys], deadline)
+        prolonged = _prolong(keys, lifetime_ms) if lifetime_ms else []
+        asked: list[Command] = [("GETRANGE", key, 0, MAX_EPOCH_BYTES - 1) for key in keys]
+        replies = connection.call([*prolonged, *asked], deadline)[len(prolonged) :]
         for group, reply in zip(groups, replies, strict=True):
             if isinstance(reply, bytes) and reply:
                 self.words[group] = self.words_asked[group] = reply
@@ -233,6 +234,10 @@ class Layout:
         finally:
             self._loaded_at = self._clock()
             self._loading = None
+
+
+def _prolong(keys: Sequence[bytes], lifetime_ms: int) -> list[Command]:
+    return [("PEXPIRE", key, lifetime_ms, "GT") for key in keys]
 
 
 def _left_s(deadline: Deadline) -> float:

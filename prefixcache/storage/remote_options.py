@@ -111,8 +111,8 @@ def parse_target(options: RemoteOptions) -> Target:
     try:
         url = urlsplit(options.url)
         query = dict(parse_qsl(url.query, strict_parsing=True)) if url.query else {}
-    except ValueError as error:
-        raise ConfigError(f"the remote store's {scheme}:// URL cannot be read; see the forms it can have") from error
+    except ValueError:  # its words may hold the password
+        raise ConfigError(f"the remote store's {scheme}:// URL cannot be read; see the forms it can have") from None
     if unknown := sorted(set(query) - set(_QUERY)):
         raise ConfigError(f"the remote store's URL has unknown options {unknown}; it can have {', '.join(_QUERY)}")
     segments = [unquote(segment) for segment in url.path.split("/") if segment] if kind is not Kind.UNIX else []
