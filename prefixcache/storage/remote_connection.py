@@ -25,9 +25,10 @@ from prefixcache.storage.remote_wire import BadReply, Deadline, Wire
 from prefixcache.storage.tier import Buffer, ReadOutcome, ReadResult, WritableBuffer
 
 MAX_SKIPPED_BYTES: Final = 2**20
-FIRST_WINDOW: Final = 2
+MAX_UNANSWERED: Final = 2
 MAX_WINDOW: Final = 16
-SLOW_REPLY_S: Final = 0.001
+USUAL_BYTES_PER_S: Final = 2e9
+WORTH_WAITING: Final = 0.25
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
 Reply: TypeAlias = int | bytes | list[Any] | ResponseError | None
@@ -102,7 +103,7 @@ class InPlace:
         wire = self._wire(deadline)
         num_sent = 0
         for command in commands:
-            if num_sent - len(results) >= FIRST_WINDOW:
+            if num_sent - len(results) >= MAX_UNANSWERED:
                 results.append(_was_stored(self._reply(deadline)))
             if False in results:
                 break
@@ -115,21 +116,22 @@ class InPlace:
     def fetch(self, commands: Sequence[FetchCommand], deadline: Deadline, results: list[object]) -> None:
         """Read values; each command's place in ``results`` becomes a ReadResult or an error.
 
-        Sizes are asked first: a value that does not fit is never sent. So many are asked for
-        ahead as the server's distance needs, for a server is slower the more it has to send.
+        Sizes are asked first: a value that does not fit is never sent, and the answer tells how far the
+        server is. From a far one several values are asked for ahead; a near one is slower the more it has to send.
         """
+        started_at = time.monotonic()
         wanted = self._those_that_fit(commands, deadline, results)
+        round_trip_s = time.monotonic() - started_at
         wire = self._wire(deadline)
-        num_asked, window = 0, FIRST_WINDOW
+        num_asked, took_s = 0, max((command.num_bytes for command in wanted), default=0) / USUAL_BYTES_PER_S
         for number, command in enumerate(wanted):
-            ahead = wanted[num_asked : number + window]
+            ahead = wanted[num_asked : number + _window(round_trip_s, took_s)]
             wire.send([coming.encoded() for coming in ahead])
             num_asked += len(ahead)
+            line = wire.read_line(expected_bytes=len(b"$%d\r\n" % command.num_bytes))
             started_at = time.monotonic()
-            line = wire.read_line()
-            if time.monotonic() - started_at > SLOW_REPLY_S:
-                window = min(2 * window, MAX_WINDOW)
             results[command.place] = self._take_value(wire, line, command)
+            took_s = time.monotonic() - started_at
         if wire.has_rest:
             raise BadReply("the server sent more than was asked for")
 
@@ -182,7 +184,7 @@ class InPlace:
         else:
             for buffer in command.into:
                 wire.receive(buffer)
-        if wire.read_line():
+        if wire.read_line(expected_bytes=2):
             raise BadReply("a value does not end where its length says")
         is_read = num_bytes == command.num_bytes
         return ReadResult(ReadOutcome.READ if is_read else ReadOutcome.WRONG_SIZE, num_bytes)
@@ -195,6 +197,11 @@ def _length_in(line: bytes) -> int:
     if not line.startswith(b"$") or not line[1:].isdigit():
         raise BadReply(f"a reply begins with {line[:20]!r} where the length of a value was expected")
     return int(line[1:])
+
+
+def _window(round_trip_s: float, took_s: float) -> int:
+    """How many values to have under way where one takes ``took_s`` to receive: one, if waiting for it is short."""
+    return min(1 + int(round_trip_s / max(WORTH_WAITING * took_s, 1e-6)), MAX_WINDOW)
 
 
 def _was_stored(reply: Reply) -> object:
