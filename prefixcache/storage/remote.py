@@ -42,8 +42,8 @@ class RemoteTier:
     def __init__(self, options: RemoteOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._nodes = make_nodes(options, parse_target(options), clock=clock)
-        self._runner = CallRunner(num_threads=options.num_connections)
-        self._layout = Layout(self._nodes, self._runner, prefix=options.key_prefix, clock=clock)
+        runner = CallRunner(num_threads=options.num_connections)
+        self._layout = Layout(self._nodes, runner, prefix=options.key_prefix, clock=clock)
         self._stats = TierStats()
         self._num_calls = 0
         self._in_flight_bytes = 0
@@ -130,7 +130,6 @@ class RemoteTier:
         if self._is_closed:
             return
         self._is_closed = True
-        await self._runner.close()
         await self._layout.close()
 
     @contextmanager

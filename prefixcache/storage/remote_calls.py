@@ -98,6 +98,7 @@ class CallRunner:
 
     async def run_detached(self, work: Callable[[], None]) -> None:
         """Run work that touches nothing of a caller's. Raises what it raises."""
+        self._check_open()
         await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def close(self) -> None:
@@ -125,6 +126,7 @@ class CallRunner:
         return value
 
     async def _watched(self, node: Node, work: Work[_Value], guard: Guard, deadline_s: float) -> _Value:
+        self._check_open()
         deadline = Deadline(deadline_s, clock=time.monotonic)
         future = asyncio.wrap_future(self._executor.submit(self._work, node, work, guard, deadline))
         self._running[future] = guard
@@ -175,6 +177,10 @@ class CallRunner:
             logger.debug("%s does not answer yet: %s", node.name, error)
         finally:
             node.breaker.end_probe(succeeded=answered)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise GivenUp("closed before it was asked")
 
     def _forget(self, future: "asyncio.Future[_Value]") -> None:
         self._running.pop(future, None)

@@ -38,7 +38,8 @@ def ttl_ms(ttl_s: float) -> int:
 class Part:
     """The blocks of one call that one server has: ``places`` in the call's ``hashes``.
 
-    ``results`` has one entry for each place, None until it is known, or an error.
+    ``results`` has one entry for each place, None until it is known, or an error; ``words`` the
+    groups' words as far as they are known.
     """
 
     def __init__(self, node: Node, root: bytes, space: KeySpace) -> None:
@@ -51,13 +52,11 @@ class Part:
         self._root = root
         self._space = space
 
-    def add(self, place: int, block_hash: bytes, word: bytes | None) -> None:
-        """Take in one block of the call and its group's word, if it is known."""
+    def add(self, place: int, block_hash: bytes) -> None:
+        """Take in one block of the call."""
         self.places.append(place)
         self.hashes.append(block_hash)
         self.results.append(None)
-        if word is not None:
-            self.words[self._space.group_of(block_hash)] = word
 
     def find_keys(self, connection: InPlace, deadline: Deadline, *, absent: object) -> list[tuple[int, bytes]]:
         """Number in this part and key of each block that may be there; the others' result becomes ``absent``."""
@@ -128,6 +127,7 @@ class Layout:
         self._loading: asyncio.Task[None] | None = None
         self._loaded_at = float("-inf")
         self._fault = ""
+        self._is_closed = False
 
     async def run(self, root: bytes, hashes: Sequence[bytes], work: PartWork, deadline: Deadline) -> list[object]:
         """One result, or error, for each block. Raises TierUnavailable where all are errors.
@@ -174,24 +174,39 @@ class Layout:
             await self._runner.run(node, partial(_with_keys, work, keys), deadline_s=_left_s(deadline))
 
     async def close(self) -> None:
-        """Close all connections."""
+        """End what is running and close all connections."""
+        self._is_closed = True
+        await self._runner.close()
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.wait((self._loading,))
         self._nodes.close()
 
     def _split(self, root: bytes, hashes: Sequence[bytes], results: list[object]) -> list[Part]:
+        """The parts of a call, each in the chain's order; blocks no server has get their error in ``results``."""
         parts: dict[str, Part] = {}
+        part_of: dict[int, Part | TierUnavailable] = {}
         for place, block_hash in enumerate(hashes):
             group = self.space.group_of(block_hash)
-            try:
-                node = self._node_of(self.space.epoch_key(root, group))
-            except TierUnavailable as error:
-                results[place] = error
-                continue
-            part = parts.setdefault(node.name, Part(node, root, self.space))
-            part.add(place, block_hash, self.epochs.known(root, group))
+            if group not in part_of:
+                part_of[group] = self._part_for(root, group, parts)
+            part = part_of[group]
+            if isinstance(part, Part):
+                part.add(place, block_hash)
+            else:
+                results[place] = part
         return list(parts.values())
+
+    def _part_for(self, root: bytes, group: int, parts: dict[str, Part]) -> Part | TierUnavailable:
+        try:
+            node = self._node_of(self.space.epoch_key(root, group))
+        except TierUnavailable as error:
+            return error
+        part = parts.setdefault(node.name, Part(node, root, self.space))
+        word = self.epochs.known(root, group)
+        if word is not None:
+            part.words[group] = word
+        return part
 
     async def _run_parts(self, parts: Sequence[Part], work: PartWork, deadline: Deadline) -> None:
         if len(parts) == 1:
@@ -220,7 +235,8 @@ class Layout:
 
     def _reload(self) -> None:
         """Ask where keys are in the background, not more often than once a second."""
-        if not self._nodes.can_change or self._loading is not None or self._clock() < self._loaded_at + RELOAD_PAUSE_S:
+        is_due = self._loading is None and self._clock() >= self._loaded_at + RELOAD_PAUSE_S
+        if self._is_closed or not self._nodes.can_change or not is_due:
             return
         self._loading = asyncio.get_running_loop().create_task(self._load())
 
@@ -228,7 +244,7 @@ class Layout:
         try:
             await self._runner.run_detached(self._nodes.load)
             self._fault = ""
-        except FAULTS as error:
+        except (*FAULTS, IndexError) as error:  # redis-py's IndexError is a cluster that has given out no slots
             self._fault = str(error)
             logger.warning("the cluster's nodes could not be asked for their slots: %s", error)
         finally:

@@ -4,6 +4,7 @@ One server, the master that sentinels name, or the masters of a cluster. redis-p
 blocks and runs on the I/O pool; all else is for the loop. Owner: ``RemoteTier``.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -14,7 +15,7 @@ from redis.connection import ConnectionPool
 from redis.crc import key_slot
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from prefixcache.storage.breaker import BreakerOptions, CircuitBreaker
 from prefixcache.storage.remote_connection import (
@@ -91,7 +92,10 @@ class SingleNode:
 
     def close(self) -> None:
         """Close all connections."""
-        self._node.pool.disconnect()
+        pool = self._node.pool
+        pool.disconnect()
+        if isinstance(pool, SentinelConnectionPool):
+            pool.sentinel_manager.close()
 
 
 class ClusterNodes:
@@ -145,6 +149,27 @@ class ClusterNodes:
             self._manager.close()
 
 
+class _Sentinels:
+    """Asks one at a time: threads that ask redis-py's at once can make it forget a sentinel for good."""
+
+    def __init__(self, sentinel: Sentinel) -> None:
+        self._sentinel = sentinel
+        self._asking = threading.Lock()
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """The master's address. Raises MasterNotFoundError with fewer words than redis-py's."""
+        with self._asking:
+            try:
+                address: tuple[str, int] = self._sentinel.discover_master(service_name)
+            except MasterNotFoundError:
+                raise MasterNotFoundError(f"none of the sentinels answers with a master {service_name!r}") from None
+        return address
+
+    def close(self) -> None:
+        """Close the connections to the sentinels."""
+        self._sentinel.close()
+
+
 def make_nodes(options: RemoteOptions, target: Target, *, clock: Callable[[], float]) -> Nodes:
     """The servers at ``target``; connects to none of them yet."""
     settings = _settings(options, target)
@@ -180,7 +205,9 @@ def _sentinel_pool(target: Target, settings: dict[str, Any]) -> ConnectionPool:
         },
     )
     connection_class = SentinelTlsConnection if target.is_tls else SentinelTcpConnection
-    return SentinelConnectionPool(target.master_name, sentinel, connection_class=connection_class, **settings)
+    return SentinelConnectionPool(
+        target.master_name, _Sentinels(sentinel), connection_class=connection_class, **settings
+    )
 
 
 def _settings(options: RemoteOptions, target: Target) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The remote tier on a cluster of three masters: the contract, and what one lost node costs."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -57,14 +58,14 @@ class TestCluster(TierContract):
                 assert client.dbsize() > 0
 
     async def test_slots_that_moved_are_found_again(self, cluster: list[Valkey], tier: Tier) -> None:
-        hashes = chain(NUM_BLOCKS)
+        hashes, moved = chain(NUM_BLOCKS), slots_of(1, len(cluster))
         await tier.write(ROOT, [entry(name) for name in hashes])
-        _give_slots(cluster, 1, cluster[0])
+        _give_slots(cluster[1], cluster[0], moved)
         try:
             await _until_all_written(tier, hashes)
             assert await tier.lookup(ROOT, hashes) == NUM_BLOCKS
         finally:
-            _give_slots(cluster, 1, cluster[1])
+            _give_slots(cluster[0], cluster[1], moved)
 
 
 async def test_a_killed_node_costs_its_blocks_only(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -101,19 +102,24 @@ async def _check_a_killed_node(tier: RemoteTier, servers: list[Valkey]) -> None:
 
 
 async def _until_all_written(tier: Tier, hashes: list[bytes]) -> None:
-    ends_at = time.monotonic() + 5
+    ends_at = time.monotonic() + 15
     while await tier.write(ROOT, [entry(name) for name in hashes]) < len(hashes):
         assert time.monotonic() < ends_at, "the moved slots were not found"
+        await asyncio.sleep(0.05)
 
 
-def _give_slots(servers: list[Valkey], number: int, receiver: Valkey) -> None:
-    """Give the slots that node ``number`` had at first to ``receiver``; what is in them is lost."""
-    with receiver.client() as client:
-        name = client.execute_command("CLUSTER MYID")
-    for server in (receiver, *servers):
+def _give_slots(donor: Valkey, receiver: Valkey, slots: range) -> None:
+    """Move slots as resharding does, but for what is in them, which is lost."""
+    names = []
+    for server in (donor, receiver):
         with server.client() as client:
             client.flushall()
+            names.append(client.execute_command("CLUSTER MYID"))
+    for server in (receiver, donor):
+        with server.client() as client:
             pipeline = client.pipeline(transaction=False)
-            for slot in slots_of(number, len(servers)):
-                pipeline.execute_command("CLUSTER SETSLOT", slot, "NODE", name)
+            for slot in slots:
+                if server is receiver:
+                    pipeline.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
+                pipeline.execute_command("CLUSTER SETSLOT", slot, "NODE", names[1])
             pipeline.execute()

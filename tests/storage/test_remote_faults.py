@@ -1,6 +1,8 @@
 """What faults of the server and the network cost: at most the blocks asked for and the deadline."""
 
 import asyncio
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -227,11 +229,23 @@ async def test_a_full_server_that_evicts_nothing_keeps_the_leading_blocks(server
     assert (stats.written, stats.dropped, stats.failed_calls) == (num_written, 36 - num_written, 0)
 
 
-async def test_a_full_server_can_be_cleared_and_used_again(server: Valkey, tier: RemoteTier) -> None:
+async def test_a_full_server_can_be_cleared(server: Valkey, tier: RemoteTier) -> None:
     _limit_memory(server, "noeviction")
     await write_all(tier, chain(32))
     await tier.clear(ROOT)
     assert await look_up(tier, chain(32)) == 0
+    assert await write_all(tier, chain(1)) == 0, "what was cleared takes its place until its time is over"
+
+
+async def test_a_name_that_is_slow_to_resolve_costs_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: released.wait(10) and [])
+    tier = RemoteTier(RemoteOptions("redis://example.org", deadline_s=DEADLINE_S))
+    await assert_unavailable(look_up(tier, chain(1)))
+    started_at = time.monotonic()
+    await tier.close()
+    assert time.monotonic() - started_at < SLACK_S
+    released.set()
 
 
 def _limit_memory(server: Valkey, policy: str) -> None:
