@@ -145,8 +145,8 @@ class CallRunner:
 
     def _work(self, node: Node, work: Work[_Value], guard: Guard, deadline: Deadline) -> _Value:
         """On a thread of the pool."""
-        guard.begin()
         deadline.left_s()
+        guard.begin()
         connection: Any = node.pool.get_connection()
         is_whole = False
         try:

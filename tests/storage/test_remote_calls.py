@@ -11,6 +11,7 @@ from redis.connection import ConnectionPool
 
 from prefixcache.errors import TierUnavailable
 from prefixcache.storage.remote import RemoteTier
+from prefixcache.storage.remote_connection import MAX_UNANSWERED
 from prefixcache.storage.remote_options import RemoteOptions
 from prefixcache.storage.tier import ReadOutcome, ReadResult, TierEntry
 from tests.fakes.proxy import Proxy
@@ -166,6 +167,21 @@ async def test_calls_beyond_the_bound_are_refused_at_once(server: Valkey, make_t
     finally:
         server.resume()
     assert await asyncio.gather(*running) == [0, 0]
+
+
+async def test_a_call_that_waited_for_a_thread_does_not_count_against_the_server(
+    server: Valkey, make_tier: MakeTier
+) -> None:
+    tier = make_tier(num_connections=1, deadline_s=0.3)
+    assert await tier.lookup(ROOT, chain(1)) == 0
+    server.pause()
+    try:
+        running = [tier.lookup(ROOT, chain(1)) for _ in range(6)]
+        results = await asyncio.gather(*running, return_exceptions=True)
+    finally:
+        server.resume()
+    assert all(isinstance(result, TierUnavailable) for result in results)
+    assert (await tier.stats()).unreachable == ()
 
 
 async def test_bytes_beyond_the_bound_are_refused_at_once(server: Valkey, make_tier: MakeTier) -> None:
@@ -345,6 +361,15 @@ async def test_a_value_that_changed_after_its_size_was_asked(make_tier: MakeTier
             ReadResult(ReadOutcome.READ, 100),
         ]
         assert buffers[2] == bytes(range(100))
+
+
+async def test_after_a_block_without_room_no_more_are_sent(make_tier: MakeTier) -> None:
+    no_room = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
+    with ScriptedServer([b":0\r\n$4\r\nword\r\n", MAX_UNANSWERED * no_room], closes=False) as scripted:
+        tier = make_tier(f"redis://127.0.0.1:{scripted.port}", deadline_s=0.5)
+        assert await tier.write(ROOT, [entry(name) for name in chain(6)]) == 0
+        assert (await tier.stats()).dropped == 6
+        assert connections(pool_of(tier)) == 1, "nothing is waited for"
 
 
 async def test_a_server_that_trickles_costs_the_deadline(server: Valkey, make_tier: MakeTier) -> None:
