@@ -20,7 +20,7 @@ from redis.exceptions import RedisClusterException, RedisError
 from prefixcache.errors import TierUnavailable
 from prefixcache.storage.remote_connection import InPlace
 from prefixcache.storage.remote_nodes import Node
-from prefixcache.storage.remote_wire import Deadline
+from prefixcache.storage.remote_wire import BadReply, Deadline
 
 logger = logging.getLogger(__name__)
 
@@ -119,11 +119,18 @@ class CallRunner:
         try:
             value = await self._watched(node, work, guard, deadline_s)
         except FAULTS as error:
-            if guard.has_begun and not self._is_closed and node.breaker.note_failure():
-                logger.warning("%s is left alone, as it does not answer: %s", node.name, error or type(error).__name__)
+            self._note_failure(node, guard, error)
             raise
+        except Exception as error:
+            logger.exception("%s answered in a way that redis-py does not understand", node.name)
+            self._note_failure(node, guard, error)
+            raise BadReply(f"an answer that cannot be understood: {error!r}") from error
         node.breaker.note_success()
         return value
+
+    def _note_failure(self, node: Node, guard: Guard, error: Exception) -> None:
+        if guard.has_begun and not self._is_closed and node.breaker.note_failure():
+            logger.warning("%s is left alone, as it does not answer: %s", node.name, error or type(error).__name__)
 
     async def _watched(self, node: Node, work: Work[_Value], guard: Guard, deadline_s: float) -> _Value:
         self._check_open()

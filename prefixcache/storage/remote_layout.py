@@ -244,9 +244,12 @@ class Layout:
         try:
             await self._runner.run_detached(self._nodes.load)
             self._fault = ""
-        except (*FAULTS, IndexError) as error:  # redis-py's IndexError is a cluster that has given out no slots
+        except FAULTS as error:
             self._fault = str(error)
             logger.warning("the cluster's nodes could not be asked for their slots: %s", error)
+        except Exception as error:
+            self._fault = f"an answer that cannot be understood: {error!r}"
+            logger.exception("the cluster answered in a way that redis-py does not understand")
         finally:
             self._loaded_at = self._clock()
             self._loading = None

@@ -339,6 +339,22 @@ async def test_a_reply_that_makes_no_sense_costs_the_block_and_the_connection(
         assert connections(pool_of(tier)) == 0
 
 
+@pytest.mark.parametrize("nonsense", [b"+OK\r\n", b":5\r\n", b"*1\r\n:5\r\n", b"*1\r\n*2\r\n+ip\r\n*0\r\n", b"?\r\n"])
+async def test_a_sentinel_that_makes_no_sense_is_unavailable(nonsense: bytes, make_tier: MakeTier) -> None:
+    with ScriptedServer([nonsense] * 9) as scripted:
+        tier = make_tier(f"redis+sentinel://127.0.0.1:{scripted.port}/name", deadline_s=1.0)
+        with pytest.raises(TierUnavailable):
+            await tier.lookup(ROOT, chain(1))
+
+
+@pytest.mark.parametrize("nonsense", [b"+OK\r\n", b":5\r\n", b"*0\r\n", b"*1\r\n:5\r\n", b"-ERR no cluster\r\n"])
+async def test_a_cluster_that_makes_no_sense_is_unavailable(nonsense: bytes, make_tier: MakeTier) -> None:
+    with ScriptedServer([nonsense] * 9) as scripted:
+        tier = make_tier(f"redis+cluster://127.0.0.1:{scripted.port}", deadline_s=1.0)
+        with pytest.raises(TierUnavailable):
+            await tier.lookup(ROOT, chain(1))
+
+
 async def test_more_than_was_asked_for_costs_the_connection(make_tier: MakeTier) -> None:
     value = bytes(range(100))
     with ScriptedServer([b"$4\r\nword\r\n", b":100\r\n", b"$100\r\n" + value + b"\r\n$100\r\n"]) as scripted:
