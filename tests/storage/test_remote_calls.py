@@ -3,20 +3,18 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
 import pytest
-from redis.connection import ConnectionPool
 
 from prefixcache.errors import TierUnavailable
 from prefixcache.storage.remote import RemoteTier
-from prefixcache.storage.remote_connection import MAX_UNANSWERED
 from prefixcache.storage.remote_options import RemoteOptions
 from prefixcache.storage.tier import ReadOutcome, ReadResult, TierEntry
 from tests.fakes.proxy import Proxy
-from tests.fakes.scripted_server import ScriptedServer
 from tests.fakes.valkey import Valkey, age_all_keys, running_valkey
+from tests.storage.remote_tiers import MakeTier, connections, pool_of, tier_maker
 from tests.storage.tier_contract import LONG_S, OTHER_ROOT, ROOT, SHORT_S, chain, entry, payload_of, read_one
 
 SIZE = 2**20
@@ -35,30 +33,9 @@ def _empty(server: Valkey) -> None:
 
 
 @pytest.fixture
-async def make_tier(server: Valkey) -> AsyncIterator[Callable[..., RemoteTier]]:
-    made: list[RemoteTier] = []
-
-    def make(url: str = server.url, **options: object) -> RemoteTier:
-        tier = RemoteTier(RemoteOptions(url, **{"deadline_s": 5.0, **options}))  # type: ignore[arg-type]
-        made.append(tier)
-        return tier
-
-    yield make
-    for tier in made:
-        await tier.close()
-
-
-MakeTier = Callable[..., RemoteTier]
-
-
-def pool_of(tier: RemoteTier) -> ConnectionPool:
-    (node,) = tier._nodes.known()
-    return node.pool
-
-
-def connections(pool: ConnectionPool) -> int:
-    assert not pool._in_use_connections
-    return sum(connection.is_connected for connection in pool._available_connections)
+async def make_tier(server: Valkey) -> AsyncIterator[MakeTier]:
+    async with tier_maker(server.url) as make:
+        yield make
 
 
 async def test_a_cancelled_read_ends_when_nothing_writes_into_its_buffers(server: Valkey, make_tier: MakeTier) -> None:
@@ -303,98 +280,6 @@ async def test_only_its_own_keys_are_touched_and_none_are_listed(server: Valkey,
         keys = client.keys("*")
     assert {key.partition(b":")[0] for key in keys} == {b"somebody", b"mine", b"other"}
     assert await other.lookup(ROOT, chain(3)) == 3
-
-
-NONSENSE: Sequence[bytes] = (
-    b"+OK\r\n",
-    b":7\r\n",
-    b"*2\r\n$1\r\na\r\n$1\r\nb\r\n",
-    b"$-7\r\n",
-    b"$many\r\n",
-    b"$629145600\r\nabc",
-    b"$100\r\n" + bytes(100) + b"no end",
-    b"$100\r\n" + bytes(99),
-    b"-LOADING the dataset is in memory\r\n",
-    b"-CLUSTERDOWN the cluster is down\r\n",
-    b"\r\n\r\n",
-    bytes(8_192),
-    b"",
-)
-
-
-@pytest.mark.parametrize("nonsense", NONSENSE, ids=range(len(NONSENSE)))
-async def test_a_reply_that_makes_no_sense_costs_the_block_and_the_connection(
-    nonsense: bytes, make_tier: MakeTier
-) -> None:
-    word = b"$4\r\nword\r\n"
-    with ScriptedServer([word, b":100\r\n", nonsense]) as scripted:
-        tier = make_tier(f"redis://127.0.0.1:{scripted.port}", deadline_s=1.0)
-        buffer = bytearray(100)
-        try:
-            (result,) = await tier.read(ROOT, chain(1), [[buffer]])
-        except TierUnavailable:
-            pass
-        else:
-            assert result.outcome is ReadOutcome.UNAVAILABLE
-        assert connections(pool_of(tier)) == 0
-
-
-@pytest.mark.parametrize("nonsense", [b"+OK\r\n", b":5\r\n", b"*1\r\n:5\r\n", b"*1\r\n*2\r\n+ip\r\n*0\r\n", b"?\r\n"])
-async def test_a_sentinel_that_makes_no_sense_is_unavailable(nonsense: bytes, make_tier: MakeTier) -> None:
-    with ScriptedServer([nonsense] * 9) as scripted:
-        tier = make_tier(f"redis+sentinel://127.0.0.1:{scripted.port}/name", deadline_s=1.0)
-        with pytest.raises(TierUnavailable):
-            await tier.lookup(ROOT, chain(1))
-
-
-@pytest.mark.parametrize("nonsense", [b"+OK\r\n", b":5\r\n", b"*0\r\n", b"*1\r\n:5\r\n", b"-ERR no cluster\r\n"])
-async def test_a_cluster_that_makes_no_sense_is_unavailable(nonsense: bytes, make_tier: MakeTier) -> None:
-    with ScriptedServer([nonsense] * 9) as scripted:
-        tier = make_tier(f"redis+cluster://127.0.0.1:{scripted.port}", deadline_s=1.0)
-        with pytest.raises(TierUnavailable):
-            await tier.lookup(ROOT, chain(1))
-
-
-async def test_more_than_was_asked_for_costs_the_connection(make_tier: MakeTier) -> None:
-    value = bytes(range(100))
-    with ScriptedServer([b"$4\r\nword\r\n", b":100\r\n", b"$100\r\n" + value + b"\r\n$100\r\n"]) as scripted:
-        tier = make_tier(f"redis://127.0.0.1:{scripted.port}")
-        assert await read_one(tier, *chain(1)) == value
-        await asyncio.sleep(1.05)  # the word is asked for again, as the script wants it
-        assert await read_one(tier, *chain(1)) == value
-        assert scripted.num_connections == 2
-
-
-async def test_a_value_that_changed_after_its_size_was_asked(make_tier: MakeTier) -> None:
-    replies = [b"$4\r\nword\r\n", b":100\r\n:100\r\n:100\r\n"]
-    values = b"$3\r\nabc\r\n$-1\r\n$100\r\n" + bytes(range(100)) + b"\r\n"
-    with ScriptedServer([*replies, values], closes=False) as scripted:
-        tier = make_tier(f"redis://127.0.0.1:{scripted.port}")
-        buffers = [bytearray(100) for _ in range(3)]
-        assert await tier.read(ROOT, chain(3), [[buffer] for buffer in buffers]) == [
-            ReadResult(ReadOutcome.WRONG_SIZE, 3),
-            ReadResult(ReadOutcome.MISSING, 0),
-            ReadResult(ReadOutcome.READ, 100),
-        ]
-        assert buffers[2] == bytes(range(100))
-
-
-async def test_after_a_block_without_room_no_more_are_sent(make_tier: MakeTier) -> None:
-    no_room = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
-    with ScriptedServer([b":0\r\n$4\r\nword\r\n", MAX_UNANSWERED * no_room], closes=False) as scripted:
-        tier = make_tier(f"redis://127.0.0.1:{scripted.port}", deadline_s=0.5)
-        assert await tier.write(ROOT, [entry(name) for name in chain(6)]) == 0
-        assert (await tier.stats()).dropped == 6
-        assert connections(pool_of(tier)) == 1, "nothing is waited for"
-
-
-async def test_a_server_that_trickles_costs_the_deadline(server: Valkey, make_tier: MakeTier) -> None:
-    with ScriptedServer([b"$"] * 1_000, closes=False) as scripted:
-        tier = make_tier(f"redis://127.0.0.1:{scripted.port}", deadline_s=0.3)
-        started_at = time.monotonic()
-        with pytest.raises(TierUnavailable):
-            await tier.lookup(ROOT, chain(1))
-        assert time.monotonic() - started_at < 0.6
 
 
 async def test_a_reset_idle_connection_is_replaced(server: Valkey, make_tier: MakeTier) -> None:
