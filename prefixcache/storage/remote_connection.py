@@ -27,7 +27,7 @@ from prefixcache.storage.tier import Buffer, ReadOutcome, ReadResult, WritableBu
 MAX_SKIPPED_BYTES: Final = 2**20
 MAX_UNANSWERED: Final = 2
 MAX_WINDOW: Final = 16
-USUAL_BYTES_PER_S: Final = 2e9
+FASTEST_BYTES_PER_S: Final = 4e9
 WORTH_WAITING: Final = 0.25
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
@@ -73,8 +73,9 @@ class FetchCommand:
 
 
 class InPlace:
-    """Mixed into redis-py's connections."""
+    """Mixed into redis-py's connections; ``round_trip_s`` is the shortest one seen."""
 
+    round_trip_s: float = float("inf")
     _sock: Any
     _parser: Any
     pack_commands: Any
@@ -91,9 +92,13 @@ class InPlace:
 
     def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Send small commands together and return a reply for each, errors about one key among them."""
-        if commands:
-            self._wire(deadline).send(self.pack_commands(commands))
-        return [self._reply(deadline) for _ in commands]
+        if not commands:
+            return []
+        self._wire(deadline).send(self.pack_commands(commands))
+        sent_at = time.monotonic()
+        first = self._reply(deadline)
+        self.round_trip_s = min(time.monotonic() - sent_at, self.round_trip_s)
+        return [first, *(self._reply(deadline) for _ in commands[1:])]
 
     def store(self, commands: Sequence[StoreCommand], deadline: Deadline, results: list[object]) -> None:
         """Store values in order; appends True, False for one the server had no room for, or an error to ``results``.
@@ -116,16 +121,15 @@ class InPlace:
     def fetch(self, commands: Sequence[FetchCommand], deadline: Deadline, results: list[object]) -> None:
         """Read values; each command's place in ``results`` becomes a ReadResult or an error.
 
-        Sizes are asked first: a value that does not fit is never sent, and the answer tells how far the
-        server is. From a far one several values are asked for ahead; a near one is slower the more it has to send.
+        Sizes are asked first: a value that does not fit is never sent. From a far server several
+        values are asked for ahead; a near one is slower the more it has to send.
         """
-        started_at = time.monotonic()
         wanted = self._those_that_fit(commands, deadline, results)
-        round_trip_s = time.monotonic() - started_at
         wire = self._wire(deadline)
-        num_asked, took_s = 0, max((command.num_bytes for command in wanted), default=0) / USUAL_BYTES_PER_S
+        num_asked, took_s = 0, 0.0
         for number, command in enumerate(wanted):
-            ahead = wanted[num_asked : number + _window(round_trip_s, took_s)]
+            least_s = command.num_bytes / FASTEST_BYTES_PER_S
+            ahead = wanted[num_asked : number + _window(self.round_trip_s, max(took_s, least_s))]
             wire.send([coming.encoded() for coming in ahead])
             num_asked += len(ahead)
             line = wire.read_line(expected_bytes=len(b"$%d\r\n" % command.num_bytes))
