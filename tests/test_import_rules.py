@@ -1,4 +1,5 @@
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,3 +21,12 @@ def imported_top_levels(source: str) -> set[str]:
 def test_core_imports_only_the_standard_library_and_xxhash(path: Path) -> None:
     allowed = sys.stdlib_module_names | {"xxhash", "prefixcache"}
     assert imported_top_levels(path.read_text()) <= allowed
+
+
+def test_importing_the_package_imports_no_store() -> None:
+    stores = {"redis", "hiredis", "lmdb"}
+    script = (
+        f"import sys, prefixcache, prefixcache.cache, prefixcache.storage.tier; print({stores!r} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -248,8 +248,8 @@ def _fault_of(result: ReadResult, prefix: Buffer, body: Buffer, expected: Payloa
     """Why a block is not taken; None for the very block that was asked for."""
     if result.outcome is ReadOutcome.MISSING:
         return "absent"
-    if result.outcome is ReadOutcome.WRONG_SIZE:
-        return "wrong_size"
+    if result.outcome is not ReadOutcome.READ:
+        return result.outcome.value
     try:
         verify_parts(prefix, body, expected=expected)
     except NamespaceMismatch:

@@ -48,11 +48,12 @@ class TierEntry:
 
 
 class ReadOutcome(Enum):
-    """What became of one block that was to be read."""
+    """What became of one block that was to be read; UNAVAILABLE: where it may be, nobody answered."""
 
     READ = "read"
     MISSING = "missing"
     WRONG_SIZE = "wrong_size"
+    UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,10 @@ class TierStats:
 
     ``num_entries``, ``used_bytes`` and ``capacity_bytes`` are None where the tier cannot
     know them cheaply. ``written`` and ``dropped`` count entries given to ``write``;
-    ``evicted`` those removed under pressure or at their end of life; ``failed_calls`` the
-    calls that raised TierUnavailable.
+    ``evicted`` those removed under pressure or at their end of life; ``unavailable`` blocks
+    that were to be read and got no answer in a call that did not raise; ``failed_calls`` the
+    calls that raised TierUnavailable. ``unreachable`` names the tier's servers that are not
+    asked at present, as they did not answer.
     """
 
     num_entries: int | None = None
@@ -82,7 +85,9 @@ class TierStats:
     written: int = 0
     dropped: int = 0
     evicted: int = 0
+    unavailable: int = 0
     failed_calls: int = 0
+    unreachable: tuple[str, ...] = ()
 
 
 class Tier(Protocol):
@@ -92,7 +97,9 @@ class Tier(Protocol):
     stored under one root is seen under another. ``hashes`` are blocks of one chain in
     order, parents first. Every call ends within the tier's own deadline and raises
     TierUnavailable, and nothing else, where the tier does not answer or is closed;
-    a call that raised or was cancelled may have done a part of its work.
+    a call that raised or was cancelled may have done a part of its work. A tier that stands on
+    several servers raises only where none of those asked answers: a part that does not answer
+    costs its own blocks.
     """
 
     @property
@@ -135,7 +142,10 @@ class Tier(Protocol):
         ...
 
     async def clear(self, root: bytes) -> None:
-        """Make all that is stored under ``root`` unreachable, for every user of the tier; later writes are seen."""
+        """Make all that is stored under ``root`` unreachable; later writes are seen.
+
+        For other processes that use the tier within a second.
+        """
         ...
 
     async def stats(self) -> TierStats:
