@@ -65,3 +65,22 @@ class BudgetContract:
         await small_tier.write(ROOT, [entry(name, size=entry_bytes, retention=60) for name in hashes])
         assert await small_tier.write(ROOT, [entry(*chain(1, name="newer"), size=entry_bytes, retention=40)]) == 0
         assert await small_tier.lookup(ROOT, hashes) == 4
+
+    async def test_an_entry_is_kept_as_strongly_as_those_after_it(self, small_tier: Tier, entry_bytes: int) -> None:
+        parent, child = chain(2)
+        entries = [entry(name, size=entry_bytes, retention=kept) for name, kept in ((parent, 10), (child, 90))]
+        await small_tier.write(ROOT, entries)
+        newer = chain(3, name="newer")
+        for name in newer:
+            await small_tier.write(ROOT, [entry(name, size=entry_bytes)])
+        assert await small_tier.lookup(ROOT, [parent, child]) == 2
+        assert await small_tier.lookup(ROOT, newer) == 0
+
+    async def test_renew_keeps_parents_as_strongly_as_their_children(self, small_tier: Tier, entry_bytes: int) -> None:
+        parent, child = chain(2)
+        await small_tier.write(ROOT, [entry(child, size=entry_bytes, retention=90)])
+        await small_tier.write(ROOT, [entry(parent, size=entry_bytes, retention=10)])
+        await small_tier.renew(ROOT, [parent, child], ttl_s=LONG_S)
+        for name in chain(3, name="newer"):
+            await small_tier.write(ROOT, [entry(name, size=entry_bytes)])
+        assert await small_tier.lookup(ROOT, [parent, child]) == 2

@@ -7,7 +7,7 @@ LMDB's map of it is touched beyond its end, which would kill the process.
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, TypeVar
 
 import lmdb
@@ -81,18 +81,8 @@ class BlockFile:
             if self._open_file is None:
                 self._open()
             return job()
-        except _DAMAGES as error:
-            self._close()
-            self._folder.set_aside(str(error))
-            raise TierUnavailable(f"{self._folder.blocks} is damaged: {error}; it is set aside") from error
-        except lmdb.MapFullError as error:
-            self._close()
-            self._folder.blocks.unlink(missing_ok=True)
-            raise TierUnavailable(f"{self._folder.blocks} had no page left for a change; it begins anew") from error
-        except lmdb.PanicError as error:
-            self._close()
-            raise TierUnavailable(f"{self._folder.blocks} is to be opened again: {error}") from error
-        except (lmdb.Error, OSError, ConfigError) as error:
+        except (*_DAMAGES, lmdb.Error, OSError, ConfigError) as error:
+            self._recover(error)
             raise TierUnavailable(f"{self._folder.blocks} cannot be used: {error}; see to the disk") from error
 
     @contextmanager
@@ -114,15 +104,28 @@ class BlockFile:
 
     def close(self) -> None:
         """Bring everything to the device and give the folder back."""
+        if self._open_file is None:
+            self._folder.leave()
+            return
         try:
-            if self._open_file is not None:
-                self._open_file[0].sync(True)
+            self._open_file[0].sync(True)
             self._close()
             self._folder.release()
         except (lmdb.Error, OSError) as error:
             logger.warning("%s was not closed in order: %s; the next start checks it", self._folder.blocks, error)
             self._close()
             self._folder.leave()
+
+    def _recover(self, error: Exception) -> None:
+        with suppress(OSError):  # opening it again says what is wrong
+            if isinstance(error, _DAMAGES):
+                self._close()
+                self._folder.set_aside(str(error))
+            elif isinstance(error, lmdb.MapFullError):
+                self._close()
+                self._folder.discard(f"no page was left for a change: {error}")
+            elif isinstance(error, lmdb.PanicError):
+                self._close()
 
     def _checked(self) -> tuple[lmdb.Environment, Databases]:
         assert self._open_file is not None, "jobs run through attempt"
@@ -136,22 +139,16 @@ class BlockFile:
 
     def _open(self) -> None:
         try:
-            self._open_once()
-        except _DAMAGES as error:
-            self._folder.set_aside(str(error))
-            self._open_again()
-        except _TooLarge as error:
-            logger.warning("%s: %s; going on with an empty cache", self._folder.blocks, error)
-            self._folder.blocks.unlink()
-            self._open_again()
-        except (lmdb.Error, OSError) as error:
-            raise ConfigError(f"the disk tier cannot open {self._folder.blocks}: {error}; see to the folder") from error
-
-    def _open_again(self) -> None:
-        try:
-            self._open_once()
+            try:
+                self._open_once()
+            except _DAMAGES as error:
+                self._folder.set_aside(str(error))
+                self._open_once()
+            except _TooLarge as error:
+                self._folder.discard(str(error))
+                self._open_once()
         except (Damaged, lmdb.Error, OSError) as error:
-            raise ConfigError(f"the disk tier cannot make {self._folder.blocks}: {error}; see to the folder") from error
+            raise ConfigError(f"the disk tier cannot open {self._folder.blocks}: {error}; see to the folder") from error
 
     def _open_once(self) -> None:
         path = self._folder.blocks

@@ -32,7 +32,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"the disk tier cannot write to {path}: {error}; name another folder") from error
@@ -61,11 +61,16 @@ class Folder:
         with suppress(FileNotFoundError):
             self.blocks.replace(aside)
         logger.error(
-            "%s is damaged (%s); moved to %s, which may be deleted; going on with an empty cache",
+            "%s is damaged: %s; moved to %s, which may be deleted; going on with an empty cache",
             self.blocks,
             problem,
             aside,
         )
+
+    def discard(self, reason: str) -> None:
+        """Delete the intact file, and say so in the log."""
+        self.blocks.unlink(missing_ok=True)
+        logger.warning("%s was deleted: %s; going on with an empty cache", self.blocks, reason)
 
     def release(self) -> None:
         """Let others have the folder; the file was synced and closed before."""
@@ -94,7 +99,7 @@ class Folder:
 
 
 def _find_problem(path: Path, timeout_s: float) -> str | None:
-    command = [sys.executable, "-m", "lmdb", "verify", "-s", str(path)]
+    command = [sys.executable, "-P", "-m", "lmdb", "verify", "-s", str(path)]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

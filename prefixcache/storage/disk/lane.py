@@ -20,6 +20,7 @@ from prefixcache.errors import TierUnavailable
 
 MAX_COPIED_AT_ONCE: Final = 2**20
 MAX_WAITING: Final = 1_024
+IDLE_EVERY_S: Final = 30.0
 
 _Value = TypeVar("_Value")
 
@@ -69,17 +70,16 @@ class _Task:
 class Lane:
     """A thread that runs jobs one after another, urgent ones first, and ``idle`` when there is none.
 
-    ``idle`` returns whether it has more to do at once; else it is asked again after the
-    next job or ``idle_every_s``. Neither it nor ``finish``, the thread's last act, may raise.
+    ``idle`` returns whether it has more to do at once; else it is asked again after the next job or
+    IDLE_EVERY_S. Neither it nor ``finish``, the thread's last act, may raise. While a job takes longer than
+    ``max_job_s``, nobody is made to wait behind it.
     """
 
-    def __init__(
-        self, name: str, *, idle: Callable[[], bool], finish: Callable[[], None], idle_every_s: float = 30.0
-    ) -> None:
+    def __init__(self, name: str, *, idle: Callable[[], bool], finish: Callable[[], None], max_job_s: float) -> None:
         self._name = name
+        self._max_job_s = max_job_s
         self._idle = idle
         self._finish = finish
-        self._idle_every_s = idle_every_s
         self._wake = threading.Condition()
         self._tasks: tuple[deque[_Task], ...] = tuple(deque() for _ in Priority)
         self._is_open = True
@@ -87,22 +87,21 @@ class Lane:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, job: Callable[[], _Value], *, priority: Priority, deadline_s: float) -> _Value:
+    async def run(self, job: Callable[[], _Value], *, priority: Priority, ends_at: float) -> _Value:
         """Run the job on the thread and return what it returns.
 
-        Raises what the job raises, and TierUnavailable where it does not end within
-        ``deadline_s``, too many wait, the job before it hangs, or the lane is closed. A job that has
+        Raises what the job raises, and TierUnavailable where it has not ended when the loop's time is
+        ``ends_at``, too many wait, the job before it hangs, or the lane is closed. A job that has
         not begun when the caller leaves is not begun.
         """
         task = _Task(job, asyncio.get_running_loop().create_future())
-        self._add(task, priority, deadline_s)
+        self._add(task, priority)
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout_at(ends_at):
                 value: _Value = await task.future
                 return value
         except TimeoutError:
-            message = f"{self._name} did not answer within {deadline_s:.3g} s"
-            raise TierUnavailable(f"{message}; is the device slow, or the deadline too short?") from None
+            raise TierUnavailable(f"{self._name} did not answer in time; see whether its device is slow") from None
         finally:
             task.job = None
 
@@ -119,11 +118,11 @@ class Lane:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, timeout_s)
         return not self._thread.is_alive()
 
-    def _add(self, task: _Task, priority: Priority, deadline_s: float) -> None:
+    def _add(self, task: _Task, priority: Priority) -> None:
         with self._wake:
             if not self._is_open:
                 raise self._closed()
-            if self._began_at is not None and time.monotonic() - self._began_at > deadline_s:
+            if self._began_at is not None and time.monotonic() - self._began_at > self._max_job_s:
                 raise TierUnavailable(f"{self._name} hangs in an earlier call; it is asked again when that has ended")
             if len(self._tasks[priority]) >= MAX_WAITING:
                 raise TierUnavailable(f"{MAX_WAITING} calls wait for {self._name} already; ask less often")
@@ -136,7 +135,7 @@ class Lane:
     def _work(self) -> None:
         has_more = True
         while self._is_open:
-            task = self._take(0.0 if has_more else self._idle_every_s)
+            task = self._take(0.0 if has_more else IDLE_EVERY_S)
             if task is not None:
                 _run(task)
                 self._began_at = None

@@ -67,7 +67,14 @@ def open_environment(path: Path, map_bytes: int) -> tuple[lmdb.Environment, Data
     if 0 < length < NUM_META_PAGES * PAGESIZE:
         raise Damaged(f"it has only {length} bytes")
     environment = lmdb.open(
-        str(path), map_size=map_bytes, subdir=False, lock=False, sync=False, metasync=False, max_dbs=len(_NAMES)
+        str(path),
+        map_size=map_bytes,
+        mode=0o600,
+        subdir=False,
+        lock=False,
+        sync=False,
+        metasync=False,
+        max_dbs=len(_NAMES),
     )
     try:
         _check_length(environment, length)

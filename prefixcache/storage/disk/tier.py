@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -82,7 +83,7 @@ class DiskTier:
         self._counts = _Counts()
         self._max_changes = min(MAX_HASHES_AT_ONCE, self._file.max_changes)
         self._num_calls = parts.store.last_call()
-        self._lane = Lane("the disk tier", idle=self._tidy, finish=self._finish)
+        self._lane = Lane("the disk tier", idle=self._tidy, finish=self._finish, max_job_s=options.deadline_s)
 
     @classmethod
     async def open(cls, folder: Path, options: DiskOptions, *, clock: Callable[[], float] | None = None) -> "DiskTier":
@@ -217,8 +218,7 @@ class DiskTier:
             raise
 
     async def _run(self, job: Callable[[], _Value], priority: Priority, ends_at: float) -> _Value:
-        left_s = max(ends_at - asyncio.get_running_loop().time(), 0.0)
-        return await self._lane.run(partial(self._file.attempt, job), priority=priority, deadline_s=left_s)
+        return await self._lane.run(partial(self._file.attempt, job), priority=priority, ends_at=ends_at)
 
     def _tidy(self) -> bool:
         try:
@@ -260,8 +260,5 @@ def _close_opened(opening: "asyncio.Future[_Parts]") -> None:
 
 
 def _as_strong_as_children(entries: Sequence[TierEntry]) -> list[TierEntry]:
-    retention, strengthened = 0, []
-    for entry in reversed(entries):
-        retention = max(retention, entry.retention)
-        strengthened.append(entry if entry.retention == retention else replace(entry, retention=retention))
-    return strengthened[::-1]
+    retentions = list(accumulate(reversed([entry.retention for entry in entries]), max))[::-1]
+    return [replace(entry, retention=retention) for entry, retention in zip(entries, retentions, strict=True)]

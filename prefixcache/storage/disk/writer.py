@@ -21,7 +21,8 @@ from prefixcache.storage.tier import TierEntry
 
 MAX_ATTEMPTS: Final = 4
 
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# LMDB says EIO where the disk took only a part of a write, as a full one does.
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
