@@ -19,7 +19,8 @@ from prefixcache.storage.disk.room import Room
 from prefixcache.storage.disk.uses import NotedUses
 from prefixcache.storage.tier import TierEntry
 
-MAX_ATTEMPTS: Final = 4
+# Times the batch's bytes that are evicted besides, attempt by attempt.
+EXTRA_ROOM: Final = (0, 0, 1, 2, 4)
 
 # LMDB says EIO where the disk took only a part of a write, as a full one does.
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -54,13 +55,13 @@ class Writer:
     def write(self, batch: Batch, gate: Gate) -> int:
         """Store the leading entries that room can be made for, and return how many.
 
-        Where free pages do not lie together or the disk is full, more blocks go, a few times; then
-        the batch is not stored, and lmdb.Error raised if the disk was full.
+        Where pages were freed only now, do not lie together, or the disk is full, it is tried again and more
+        blocks go; in the end the batch is not stored, and lmdb.Error raised if the disk was full.
         """
-        extra_bytes = 0
+        batch_bytes = sum(entry.num_bytes for entry in batch.entries)
         failure: lmdb.Error | None = None
-        for attempt in range(MAX_ATTEMPTS):
-            num_fitting = self._make_room(batch, extra_bytes)
+        for extra in EXTRA_ROOM:
+            num_fitting = self._make_room(batch, extra * batch_bytes)
             if num_fitting == 0:
                 break
             try:
@@ -69,7 +70,7 @@ class Writer:
                 if not _is_about_space(error):
                     raise
                 failure = error
-                extra_bytes = sum(entry.num_bytes for entry in batch.entries) << attempt
+                self._age_free_pages()
             else:
                 return num_fitting
         if failure is not None and not isinstance(failure, lmdb.MapFullError):
@@ -85,9 +86,12 @@ class Writer:
             return len(batch.entries)
         self._uses.store(self._file)
         num_fitting = self._fit(batch, limit_bytes)
+        self._age_free_pages()
+        return num_fitting
+
+    def _age_free_pages(self) -> None:
         with self._file.writing() as tables:
             tables.turn()
-        return num_fitting
 
     def _fit(self, batch: Batch, limit_bytes: int) -> int:
         epoch, replaced = self._replaced(batch)
