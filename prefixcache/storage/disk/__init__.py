@@ -1,11 +1,11 @@
 """L2: blocks on the local disk, in one LMDB file; needs the extra ``disk``.
 
-tier.py      the Tier on the loop: deadlines, counters, priorities
-lane.py      its one thread, and the gate before callers' buffers
-store.py     what each call does in LMDB transactions
-room.py      what goes when there is no room
-tables.py    the file's tables;  records.py  their keys and values
-folder.py    who may use the folder, and what becomes of a damaged file
+    tier.py                what a caller sees: deadlines, counters, calls cut into jobs
+    lane.py                the one thread, and the gate before callers' buffers
+    store.py writer.py     what the jobs do in transactions;  uses.py  when blocks were last used
+    room.py                what goes when there is no room
+    file.py folder.py      the file as it lives, who may use its folder, what becomes of damage
+    tables.py records.py   the file's tables, their keys and values
 """
 
 from prefixcache.storage.disk.tier import DiskOptions, DiskTier

@@ -55,7 +55,7 @@ class Traffic:
         for _ in range(num_operations):
             root = self.random.choice((ROOT, OTHER_ROOT))
             start = self.random.randrange(len(MANY_HASHES))
-            hashes = MANY_HASHES[start : start + self.random.randint(1, 6)]
+            hashes = MANY_HASHES[start : start + self.random.randint(1, 3)]
             await self.random.choices((self.read, self.write, self.renew, self.remove), (10, 6, 2, 1))[0](root, hashes)
 
     async def read(self, root: bytes, hashes: list[bytes]) -> None:

@@ -1,13 +1,14 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from prefixcache.storage.disk import DiskOptions, DiskTier
 from prefixcache.storage.disk.folder import BLOCKS_NAME, LOCK_NAME
+from prefixcache.storage.disk.uses import MANY_NOTED, MAX_NOTED
 from prefixcache.storage.tier import ReadOutcome, TierEntry
 from tests.storage.disk.clock import Clock
 from tests.storage.tier_budget_contract import BudgetContract
@@ -59,9 +60,14 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110 - what is waited for knows no event
+            await asyncio.sleep(0.005)
+
+
 async def until_tidy(tier: DiskTier, *, num_entries: int) -> None:
-    while (await tier.stats()).num_entries != num_entries:  # noqa: ASYNC110 - the tier tells nobody
-        await asyncio.sleep(0.005)
+    await until(lambda: tier._file.sizes.num_entries == num_entries)
 
 
 async def test_blocks_survive_a_restart(tier: DiskTier, tmp_path: Path, clock: Clock) -> None:
@@ -245,3 +251,17 @@ async def test_eviction_goes_on_when_the_clock_went_back(small_tier: DiskTier, c
 def test_the_package_does_without_lmdb() -> None:
     code = "import sys, prefixcache, prefixcache.storage.tier, prefixcache.cache; sys.exit('lmdb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+async def test_many_uses_are_written_down_before_close(tier: DiskTier) -> None:
+    hashes = chain(MANY_NOTED)
+    await tier.write(ROOT, [entry(name) for name in hashes])
+    await tier.read(ROOT, hashes, [[bytearray(100)] for _ in hashes])
+    await until(lambda: len(tier._store._uses) == 0)
+
+
+async def test_uses_that_wait_to_be_written_down_are_bounded(tier: DiskTier) -> None:
+    hashes = chain(2 * MAX_NOTED)
+    await tier.write(ROOT, [entry(name) for name in hashes])
+    await tier.read(ROOT, hashes, [[bytearray(100)] for _ in hashes])
+    assert len(tier._store._uses) < MAX_NOTED
