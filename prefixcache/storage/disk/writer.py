@@ -19,6 +19,7 @@ from prefixcache.storage.disk.room import Room
 from prefixcache.storage.disk.uses import NotedUses
 from prefixcache.storage.tier import TierEntry
 
+MAX_KEPT_BYTES: Final = 16 * 2**20
 # Times the batch's bytes that are evicted besides, attempt by attempt.
 EXTRA_ROOM: Final = (0, 0, 1, 2, 4)
 
@@ -138,6 +139,8 @@ class Writer:
             view = memoryview(part).cast("B")
             gate.copy(joined[start : start + view.nbytes], view)
             start += view.nbytes
+        if num_bytes > MAX_KEPT_BYTES:
+            self._joined = bytearray()
         return joined
 
 

@@ -18,7 +18,6 @@ from prefixcache.storage.tier import ReadOutcome, TierEntry
 from tests.storage.disk.memory import folder_in_memory
 from tests.storage.tier_contract import LONG_S, OTHER_ROOT, ROOT, chain, entry, payload_of
 
-NUM_OPERATIONS = 10_000
 MANY_HASHES = chain(60, name="many")
 SIZES = (100, 3_000, 40_000, 150_000)
 
@@ -88,15 +87,16 @@ def size_of(name: bytes) -> int:
     return max(SIZES[name[0] % len(SIZES)], 104)
 
 
-async def test_what_is_read_among_writes_and_evictions_is_what_was_written(tier: DiskTier) -> None:
+@pytest.mark.parametrize("num_operations", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_what_is_read_among_writes_and_evictions_is_what_was_written(tier: DiskTier, num_operations: int) -> None:
     traffic = Traffic(tier, seed=1)
     async with asyncio.timeout(200):
-        await asyncio.gather(*(traffic.work(NUM_OPERATIONS // 8) for _ in range(8)))
+        await asyncio.gather(*(traffic.work(num_operations // 8) for _ in range(8)))
     stats = await tier.stats()
     assert stats.failed_calls == 0
     assert stats.evicted > 100
-    assert traffic.seen["read"] > 1_000
-    assert traffic.seen["missing"] > 100
+    assert traffic.seen["read"] > 500
+    assert traffic.seen["missing"] > 50
     assert stats.used_bytes is not None
     assert stats.used_bytes <= 4 * 2**20
 
@@ -109,10 +109,7 @@ async def test_cancelled_calls_leave_a_tier_that_works(tier: DiskTier) -> None:
         for task in working:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
-        assert [type(task.exception()) for task in working if task.done() and not task.cancelled()] in (
-            [],
-            *([type(None)] * n for n in range(1, 5)),
-        )
+        assert all(task.cancelled() or task.exception() is None for task in working)
     await traffic.work(50)
     assert (await tier.stats()).failed_calls == 0
     assert threading.active_count() < 20

@@ -1,6 +1,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from prefixcache.storage.disk import DiskOptions, DiskTier
 from prefixcache.storage.disk.folder import BLOCKS_NAME, LOCK_NAME
+from prefixcache.storage.disk.tier import steady_wall_clock
 from prefixcache.storage.disk.uses import MANY_NOTED, MAX_NOTED
 from prefixcache.storage.tier import ReadOutcome, TierEntry
 from tests.storage.disk.clock import Clock
@@ -246,6 +248,13 @@ async def test_eviction_goes_on_when_the_clock_went_back(small_tier: DiskTier, c
     newer = chain(4, name="newer")
     assert await small_tier.write(ROOT, [entry(name, size=QUARTER_OF_SMALL) for name in newer]) == 4
     assert await small_tier.lookup(ROOT, newer) == 4
+
+
+def test_the_clock_is_not_moved_by_steps_of_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall_s = time.time()
+    clock = steady_wall_clock()
+    monkeypatch.setattr(time, "time", lambda: wall_s - 1e6)
+    assert wall_s - 1.0 < clock() < wall_s + 60.0
 
 
 def test_the_package_does_without_lmdb() -> None:
