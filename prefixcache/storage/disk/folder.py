@@ -33,11 +33,13 @@ class Folder:
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            had_lock = (path / LOCK_NAME).exists()
             self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"the disk tier cannot write to {path}: {error}; name another folder") from error
         try:
             self._take_lock()
+            self._was_closed_in_order &= had_lock
         except BaseException:
             os.close(self._lock)
             raise
@@ -48,12 +50,19 @@ class Folder:
         return self.path / BLOCKS_NAME
 
     def prepare(self, *, check_timeout_s: float) -> None:
-        """Move the file aside unless it was closed in order or passes LMDB's check within the timeout."""
+        """Move the file aside unless it was closed in order or passes LMDB's check within the timeout.
+
+        Raises ConfigError where it can be neither checked nor moved.
+        """
         if self._was_closed_in_order or not self.blocks.exists():
             return
         logger.info("%s was not closed in order; checking it", self.blocks)
-        if problem := _find_problem(self.blocks, check_timeout_s):
-            self.set_aside(problem)
+        try:
+            if problem := _find_problem(self.blocks, check_timeout_s):
+                self.set_aside(problem)
+        except OSError as error:
+            message = f"{self.blocks} was not closed in order and cannot be checked or moved: {error}; delete it"
+            raise ConfigError(message) from error
 
     def set_aside(self, problem: str) -> None:
         """Move the file out of the way, in place of an earlier one, and say so in the log."""

@@ -139,11 +139,14 @@ async def test_a_file_cut_short_while_closed_is_set_aside(
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"garbage " * 10_000], ids=["empty", "a byte", "garbage"])
-async def test_a_file_that_is_something_else_does_not_stop_the_start(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / BLOCKS_NAME).write_bytes(content)
-    tier = await DiskTier.open(tmp_path, OPTIONS)
-    assert await works(tier)
+async def test_a_file_that_is_something_else_does_not_stop_the_start(
+    tier: DiskTier, tmp_path: Path, content: bytes
+) -> None:
     await tier.close()
+    (tmp_path / BLOCKS_NAME).write_bytes(content)
+    again = await DiskTier.open(tmp_path, OPTIONS)
+    assert await works(again)
+    await again.close()
 
 
 async def test_garbage_among_the_tables_is_found_after_an_unorderly_end(tmp_path: Path) -> None:

@@ -72,7 +72,16 @@ def test_a_folder_without_the_right_to_write_is_refused(tmp_path: Path) -> None:
     assert found.stdout.startswith("ConfigError: the disk tier cannot write to"), found
 
 
+def test_a_file_whose_lock_is_gone_is_checked(tmp_path: Path) -> None:
+    (tmp_path / BLOCKS_NAME).write_bytes(b"unknown")
+    folder = Folder(tmp_path)
+    folder.prepare(check_timeout_s=60)
+    assert (tmp_path / DAMAGED_NAME).exists()
+    folder.release()
+
+
 def test_an_orderly_file_is_not_checked(tmp_path: Path) -> None:
+    Folder(tmp_path).release()
     (tmp_path / BLOCKS_NAME).write_bytes(b"not looked at")
     folder = Folder(tmp_path)
     folder.prepare(check_timeout_s=60)
@@ -88,6 +97,16 @@ def test_after_an_unorderly_end_a_damaged_file_is_set_aside(tmp_path: Path, capl
     assert not (tmp_path / BLOCKS_NAME).exists()
     assert (tmp_path / DAMAGED_NAME).read_bytes() == b"damaged"
     assert "not an LMDB data file" in caplog.text
+    folder.release()
+
+
+def test_a_damaged_file_that_cannot_be_moved_is_refused(tmp_path: Path) -> None:
+    Folder(tmp_path).leave()
+    (tmp_path / BLOCKS_NAME).write_bytes(b"damaged")
+    (tmp_path / DAMAGED_NAME).mkdir()
+    folder = Folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot be checked or moved.*delete it"):
+        folder.prepare(check_timeout_s=60)
     folder.release()
 
 
