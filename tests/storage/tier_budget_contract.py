@@ -84,13 +84,3 @@ class BudgetContract:
         for name in chain(3, name="newer"):
             await small_tier.write(ROOT, [entry(name, size=entry_bytes)])
         assert await small_tier.lookup(ROOT, [parent, child]) == 2
-
-    async def test_what_is_gone_makes_room_at_once(self, small_tier: Tier, entry_bytes: int) -> None:
-        for i in range(4):
-            hashes = chain(4, name=f"chain {i}")
-            assert await small_tier.write(ROOT, [entry(name, size=entry_bytes) for name in hashes]) == 4
-            if i % 2:
-                await small_tier.delete(ROOT, hashes)
-            else:
-                await small_tier.clear(ROOT)
-        assert (await small_tier.stats()).evicted == 0

@@ -19,6 +19,7 @@ from tests.storage.tier_contract import LONG_S, OTHER_ROOT, ROOT, Advance, TierC
 BIG = DiskOptions(max_bytes=64 * 2**20)
 SMALL = DiskOptions(max_bytes=2**21)
 QUARTER_OF_SMALL = 330_000
+PART_OF_SMALL = 62_000  # of which 24 fit
 
 
 @pytest.fixture
@@ -155,6 +156,17 @@ async def test_the_file_never_takes_more_than_its_budget(small_tier: DiskTier, t
     assert stats.dropped == 0
     assert stats.used_bytes is not None
     assert stats.used_bytes > SMALL.max_bytes / 4
+
+
+async def test_what_is_gone_makes_room_at_once(small_tier: DiskTier) -> None:
+    for i in range(4):
+        hashes = chain(24, name=f"{i}")
+        assert await small_tier.write(ROOT, [entry(name, size=PART_OF_SMALL) for name in hashes]) == 24
+        if i % 2:
+            await small_tier.delete(ROOT, hashes)
+        else:
+            await small_tier.clear(ROOT)
+    assert (await small_tier.stats()).evicted == 0
 
 
 async def test_a_larger_budget_keeps_what_is_there(small_tier: DiskTier, tmp_path: Path, clock: Clock) -> None:
