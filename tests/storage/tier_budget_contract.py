@@ -1,7 +1,7 @@
 """What a tier that keeps a byte budget of its own must do besides the contract of every tier."""
 
 from prefixcache.storage.tier import Tier
-from tests.storage.tier_contract import LONG_S, ROOT, chain, entry
+from tests.storage.tier_contract import LONG_S, PAST_SHORT_S, ROOT, SHORT_S, Advance, chain, entry
 
 
 class BudgetContract:
@@ -84,3 +84,13 @@ class BudgetContract:
         for name in chain(3, name="newer"):
             await small_tier.write(ROOT, [entry(name, size=entry_bytes)])
         assert await small_tier.lookup(ROOT, [parent, child]) == 2
+
+    async def test_what_is_over_makes_room_for_its_own_chain(
+        self, small_tier: Tier, advance: Advance, entry_bytes: int
+    ) -> None:
+        hashes = chain(4)
+        await small_tier.write(ROOT, [entry(hashes[1], size=entry_bytes, ttl_s=SHORT_S, retention=90)])
+        await small_tier.write(ROOT, [entry(name, size=entry_bytes, retention=90) for name in chain(3, name="other")])
+        await advance(PAST_SHORT_S)
+        assert await small_tier.write(ROOT, [entry(name, size=entry_bytes) for name in hashes[:2]]) == 1
+        assert await small_tier.lookup(ROOT, hashes) == 1

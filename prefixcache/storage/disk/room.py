@@ -31,7 +31,7 @@ class Room:
         """Remove blocks until ``num_bytes`` more are under ``limit_bytes``; whether that could be done.
 
         At most MAX_EVICTED_FOR_ONE blocks go, none that is spared and none of a higher retention
-        unless its time is over; where they do not suffice, none goes.
+        unless nobody can reach it; where they do not suffice, none goes.
         """
         if num_bytes > limit_bytes:
             return False
@@ -52,8 +52,9 @@ class Room:
     def _choose(self, missing_bytes: int, max_retention: int, spared: frozenset[bytes]) -> list[bytes]:
         victims: dict[bytes, None] = {}
         with self._file.reading() as tables:
-            for key in chain(self._unreachable(tables), tables.weakest_keys(max_retention)):
-                if key in spared or key in victims:
+            weakest = (key for key in tables.weakest_keys(max_retention) if key not in spared)
+            for key in chain(self._unreachable(tables), weakest):
+                if key in victims:
                     continue
                 victims[key] = None
                 missing_bytes -= stored_bytes(tables.known_record(key).num_bytes, self._file.page_bytes)

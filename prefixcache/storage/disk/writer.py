@@ -106,19 +106,24 @@ class Writer:
                 break
             planned_bytes += more_bytes
             num_fitting += 1
-        fitting = dict.fromkeys(entry.block_hash for entry in batch.entries[:num_fitting])
+        keys = dict.fromkeys(epoch + entry.block_hash for entry in batch.entries[:num_fitting])
         with self._file.writing() as tables:
-            tables.remove(epoch + block_hash for block_hash in fitting if block_hash in replaced)
+            tables.remove([key for key in keys if tables.record(key) is not None])
         return num_fitting
 
     def _replaced(self, batch: Batch) -> tuple[bytes, dict[bytes, int]]:
-        """Return the root's epoch, and what those of the batch that are in the file take now."""
+        """Return the root's epoch, and what those of the batch that are alive take now."""
+        now = self._clock()
         with self._file.reading() as tables:
             epoch = tables.epoch(batch.root)
             if epoch is None:
                 return b"", {}
             records = {entry.block_hash: tables.record(epoch + entry.block_hash) for entry in batch.entries}
-        sizes = {name: self._room.needed_bytes(record.num_bytes) for name, record in records.items() if record}
+        sizes = {
+            name: self._room.needed_bytes(record.num_bytes)
+            for name, record in records.items()
+            if record and record.is_alive(now)
+        }
         return epoch, sizes
 
     def _put(self, batch: Batch, num_fitting: int, gate: Gate) -> None:
