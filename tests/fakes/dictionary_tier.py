@@ -57,7 +57,7 @@ class DictionaryTier:
                 break
             self._store((root, entry.block_hash), entry)
             num_stored += 1
-        self._touch(root, [entry.block_hash for entry in entries])
+        self._touch(root, [entry.block_hash for entry in entries[:num_stored]])
         self._count(written=num_stored, dropped=len(entries) - num_stored)
         return num_stored
 
