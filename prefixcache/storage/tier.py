@@ -126,14 +126,16 @@ class Tier(Protocol):
         """Store blocks, parents first, and return how many were; what has no room is dropped and counted.
 
         An entry replaces what was there, its time included. If not all of a call
-        fit, the leading ones stay. The parts may change as soon as the call ended.
+        fit, the leading ones stay. A tier that evicts gives each entry at least the retention of those
+        after it. The parts may change as soon as the call ended.
         """
         ...
 
     async def renew(self, root: bytes, hashes: Sequence[bytes], *, ttl_s: float) -> int:
         """Let the blocks that are present live for at least ``ttl_s`` more seconds, and return how many are.
 
-        Never shortens a life. Afterwards a parent is kept at least as long as its children.
+        Never shortens a life. Afterwards a parent is kept at least as long as its children, and where the
+        tier evicts, has at least their retention.
         """
         ...
 
