@@ -249,7 +249,7 @@ def _fault_of(result: ReadResult, prefix: Buffer, body: Buffer, expected: Payloa
     if result.outcome is ReadOutcome.MISSING:
         return "absent"
     if result.outcome is not ReadOutcome.READ:
-        return result.outcome.value
+        return str(result.outcome.value)
     try:
         verify_parts(prefix, body, expected=expected)
     except NamespaceMismatch:
