@@ -9,6 +9,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from tests.fakes.tiny_model import make_tokenizer
 
 MAX_POSITIONS = 256
+ROOMY_VOCABULARY = 272  # some versions of transformers add a token to the tokenizer of this family
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -46,8 +47,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn": ("llama", _rope("yarn", factor=4.0, original_max_position_embeddings=64)),
     "llama-linear": ("llama", _rope("linear", factor=2.0)),
     "llama-dynamic": ("llama", _rope("dynamic", factor=2.0)),
-    "qwen2": ("qwen2", {}),
-    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen2": ("qwen2", {"vocab_size": ROOMY_VOCABULARY}),
+    "qwen2-window": (
+        "qwen2",
+        {
+            "vocab_size": ROOMY_VOCABULARY,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+        },
+    ),
     "qwen3": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": 12}),
     "phi3": (
