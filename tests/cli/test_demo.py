@@ -113,7 +113,7 @@ def test_an_interrupted_demo_stops_its_worker(spawn: Spawn, record: Path) -> Non
         assert process.stdout is not None
         assert process.stdout.readline().startswith("fake on cpu")
         process.send_signal(number)
-        assert process.wait(90) == 130
+        assert process.wait(20) == 130
         assert not is_running(record)
 
 
