@@ -32,6 +32,7 @@ class LocalSettings(TypedDict, total=False):
     block_size: int | None
     l1_bytes: int
     is_cache_enabled: bool
+    is_remote_code_trusted: bool
     num_threads: int | None
     verifies_weights: bool
 

@@ -15,7 +15,7 @@ from prefixcache.cli.options import (
     ToolsOption,
     connect,
 )
-from prefixcache.cli.output import print_json
+from prefixcache.cli.output import print_json, too_short
 from prefixcache.cli.prompts import build_prompt, read_tools
 
 
@@ -35,6 +35,9 @@ def lookup(
         found = client.lookup(prompt, cache_salt=cache_salt, tools=read_tools(tools))
     if output is OutputFormat.JSON:
         print_json(found)
+        return
+    if found.num_blocks == 0:
+        typer.echo(too_short(found.prompt_tokens, block_size=found.block_size))
         return
     typer.echo(
         f"{found.cached_prompt_tokens} of {found.prompt_tokens} prompt tokens are cached "

@@ -127,3 +127,8 @@ def progress(text: str) -> Iterator[None]:
         typer.echo(text, err=True)
     with spinner(text):
         yield
+
+
+def too_short(num_tokens: int, *, block_size: int) -> str:
+    """Why nothing of a prompt can be cached."""
+    return f"the prompt has {num_tokens} tokens, less than one block of {block_size}; nothing of it is kept"

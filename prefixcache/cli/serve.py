@@ -1,6 +1,7 @@
 """``prefixcache serve``: run a worker in the foreground."""
 
-from typing import Annotated, Literal
+import signal
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -8,6 +9,8 @@ from prefixcache.cli.options import DEFAULT_ADDRESS, FormatOption, OutputFormat,
 from prefixcache.cli.output import print_json
 from prefixcache.cli.worker_process import Ready, WorkerProcess, forwarded_signals, require_worker_packages
 from prefixcache.errors import EngineStopped
+
+SIGNAL_CODES: Final = 128
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["bfloat16", "float32"]
@@ -45,7 +48,9 @@ def serve(
     config: Annotated[
         str | None, typer.Option(metavar="FILE", help="TOML with these settings under [worker]; flags win over it.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="Such as info or warning.")] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="The least that is logged.")
+    ] = None,
     log_format: Annotated[Literal["text", "json"] | None, typer.Option(help="Lines of the log.")] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
@@ -105,7 +110,15 @@ def _run(arguments: list[str], *, output: OutputFormat) -> int:
             if code != 0:
                 typer.echo(f"error: {error}", err=True)
             return code
-        return worker.wait()
+        code = worker.wait()
+        if code > SIGNAL_CODES:
+            typer.echo(f"error: {_killed_by(code - SIGNAL_CODES)}", err=True)
+        return code
+
+
+def _killed_by(number: int) -> str:
+    cause = "; if nobody did that, the system may have run out of memory" if number == signal.SIGKILL else ""
+    return f"the worker was killed by signal {number}{cause}"
 
 
 def _announce(ready: Ready, *, output: OutputFormat) -> None:

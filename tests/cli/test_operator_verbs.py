@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 import pytest
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 import prefixcache.cli.doctor_report
@@ -93,6 +94,17 @@ def test_lookup_as_json(run: Run) -> None:
 def test_evict_takes_sizes_for_people(run: Run, servicer: RecordingServicer, size: str, num_bytes: int) -> None:
     assert run("evict", "--to", size).exit_code == 0
     assert servicer.requests("Evict")[0].target_bytes == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("verb", "reply"), [("warm", cache_pb2.WarmResponse), ("lookup", cache_pb2.LookupResponse)], ids=["warm", "lookup"]
+)
+def test_a_prompt_shorter_than_a_block_is_said_to_be(
+    run: Run, servicer: RecordingServicer, verb: str, reply: type[Message]
+) -> None:
+    servicer.script(verb.capitalize(), reply(prompt_tokens=31, num_blocks=0, block_size=64))
+    said = run(verb, "hi").stdout
+    assert said == "the prompt has 31 tokens, less than one block of 64; nothing of it is kept\n"
 
 
 def test_warm_sends_what_generate_would_send_and_says_what_it_did(run: Run, servicer: RecordingServicer) -> None:

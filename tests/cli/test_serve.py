@@ -50,6 +50,8 @@ def test_a_second_signal_kills_a_worker_that_does_not_stop(spawn: Spawn, record:
         process.wait(0.5)
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 128 + signal.SIGKILL
+    assert process.stderr is not None
+    assert "error: the worker was killed by signal 9; if nobody did that" in process.stderr.read()
     assert not is_running(record)
 
 

@@ -48,7 +48,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-linear": ("llama", _rope("linear", factor=2.0)),
     "llama-dynamic": ("llama", _rope("dynamic", factor=2.0)),
     "qwen2": ("qwen2", {}),
-    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen2-window": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+        },
+    ),
     "qwen3": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": 12}),
     "phi3": (
