@@ -186,6 +186,7 @@ def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> Memo
         packed_weights=model.packed_bytes,
         slots=slots.total_bytes,
         l1=settings.l1_bytes if settings.is_cache_enabled else 0,
+        write_queues=settings.tiers.num_tiers * settings.tiers.write_queue_bytes,
     )
     plan.check(available_bytes())
     logger.info("memory plan: %s", plan.text())

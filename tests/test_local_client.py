@@ -225,8 +225,8 @@ def test_a_closed_local_client_gives_its_memory_back(
     built: list[weakref.ref[Any]] = []
     build_on = worker.build_on
 
-    def remember(*args: Any) -> Worker:
-        made = build_on(*args)
+    def remember(*args: Any, **options: Any) -> Worker:
+        made = build_on(*args, **options)
         built.extend(weakref.ref(part) for part in (made.engine, made.runner, made.slots, made.cache))
         return made
 

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from model_worker.__main__ import main, parse, parser, settings_from
+from model_worker.__main__ import main
+from model_worker.flags import parse, parser, settings_from
 from prefixcache import Client, ConfigError
 
 PATIENCE_S = 120

@@ -27,6 +27,7 @@ from prefixcache.errors import CapacityExceeded, EngineStopped, InvalidRequest, 
 logger = logging.getLogger(__name__)
 
 LAG_PERIOD_S = 0.05
+FLUSH_S = 5.0
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -72,6 +73,7 @@ class Engine:
         self._loop.end_all(
             EngineStopped("the worker is stopping; send the request to another worker or try again later")
         )
+        await self._store.flush(timeout_s=FLUSH_S)
         await self._store.close()
         self._thread.close()
         self._io_pool.shutdown()

@@ -122,8 +122,8 @@ class RemoteTier:
 
     async def stats(self) -> TierStats:
         """Counters; what the server holds is not asked. A server shared with others counts their blocks too."""
-        unreachable = tuple(node.name for node in self._nodes.known() if not node.breaker.allows_calls)
-        return replace(self._stats, unreachable=unreachable)
+        breakers = {node.name: node.breaker.state.value for node in self._nodes.known()}
+        return replace(self._stats, breakers=breakers)
 
     async def close(self) -> None:
         """End running calls and close all connections."""

@@ -5,8 +5,8 @@ them (``storage.payload`` does). Not frozen: the protocol may change until a dis
 tier and a Redis tier both exist. ``tests/storage/tier_contract.py`` tests its behaviour.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
@@ -72,8 +72,9 @@ class TierStats:
     know them cheaply. ``written`` and ``dropped`` count entries given to ``write``;
     ``evicted`` those removed under pressure or at their end of life; ``unavailable`` blocks
     that were to be read and got no answer in a call that did not raise; ``failed_calls`` the
-    calls that raised TierUnavailable. ``unreachable`` names the tier's servers that are not
-    asked at present, as they did not answer.
+    calls that raised TierUnavailable. ``breakers`` has, for each server of the
+    tier, the state of its circuit breaker: ``closed`` where it is asked, ``open`` or ``half_open`` where it did
+    not answer and is left alone; empty for a tier without servers.
     """
 
     num_entries: int | None = None
@@ -87,7 +88,12 @@ class TierStats:
     evicted: int = 0
     unavailable: int = 0
     failed_calls: int = 0
-    unreachable: tuple[str, ...] = ()
+    breakers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """The servers that are not asked at present."""
+        return tuple(name for name, state in self.breakers.items() if state != "closed")
 
 
 class Tier(Protocol):

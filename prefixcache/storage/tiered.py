@@ -6,6 +6,7 @@ and publishes what came. Owner: one event loop.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,8 @@ from prefixcache.storage.chain import BlockChain
 from prefixcache.storage.estimates import FetchDecision
 from prefixcache.storage.lower_tier import LowerTier, LowerTierStats
 from prefixcache.storage.tier import WritableBuffer
+
+logger = logging.getLogger(__name__)
 
 
 class WritePolicy(Enum):
@@ -99,6 +102,14 @@ class TieredStore:
     async def drain(self) -> None:
         """Wait until every write is done."""
         await asyncio.gather(*(tier.drain() for tier in self._tiers))
+
+    async def flush(self, *, timeout_s: float) -> None:
+        """Wait until every write is done, at most ``timeout_s``; tells of what is left."""
+        drained = asyncio.ensure_future(self.drain())
+        await asyncio.wait([drained], timeout=timeout_s)
+        if not drained.done():
+            drained.cancel()
+            logger.warning("blocks that could not be written to the tiers within %.3g s are lost", timeout_s)
 
     async def close(self) -> None:
         """Close every tier."""
