@@ -46,6 +46,12 @@ class RequestRecord:
     compute_estimate_s: float | None = None
     fetched_tokens_by_tier: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def cached_prompt_tokens_by_tier(self) -> dict[str, int]:
+        """The cached tokens by where this request found them: ``l1`` and the names of tiers."""
+        in_memory = self.cached_prompt_tokens - sum(self.fetched_tokens_by_tier.values())
+        return {"l1": in_memory, **self.fetched_tokens_by_tier} if in_memory > 0 else dict(self.fetched_tokens_by_tier)
+
     def log_fields(self) -> dict[str, object]:
         """The record as a dictionary for one log line: times rounded to microseconds, nothing that is not known."""
         fields = {k: round(v, 6) if isinstance(v, float) else v for k, v in asdict(self).items()}

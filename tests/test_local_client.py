@@ -276,7 +276,7 @@ def test_a_model_that_does_not_exist_is_not_found_and_leaves_no_thread() -> None
 def test_a_fault_while_building_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     from model_worker import worker
 
-    def fail(*args: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise MemoryError("no more")
 
     monkeypatch.setattr(worker, "build_on", fail)

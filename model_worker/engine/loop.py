@@ -221,7 +221,8 @@ class EngineLoop:
             self._finish_warming(sequence)
             return
         if sequence.number == 0:
-            sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens))
+            by_tier = record.cached_prompt_tokens_by_tier
+            sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens, by_tier))
         await self._canonical.load(sequence.run)
         record.load_s = self._clock() - started_at
         record.saved_s = self.ledger.saved_s(record.cached_prompt_tokens, record.load_s + record.fetch_s)

@@ -43,3 +43,6 @@ def lookup(
         f"{found.cached_prompt_tokens} of {found.prompt_tokens} prompt tokens are cached "
         f"({found.cached_blocks} of {found.num_blocks} full blocks of {found.block_size} tokens)"
     )
+    for tier, num_tokens in found.available_tokens_by_tier.items():
+        if tier != "l1":
+            typer.echo(f"{num_tokens} more are in {tier}")

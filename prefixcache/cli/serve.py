@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from prefixcache.cli import tier_options
 from prefixcache.cli.options import DEFAULT_ADDRESS, FormatOption, OutputFormat, size_bytes
 from prefixcache.cli.output import print_json
 from prefixcache.cli.worker_process import Ready, WorkerProcess, forwarded_signals, require_worker_packages
@@ -37,6 +38,21 @@ def serve(
     ] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens in a cache block.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Cache no prefixes.")] = False,
+    disk: tier_options.Disk = None,
+    disk_bytes: tier_options.DiskBytes = None,
+    disk_deadline: tier_options.DiskDeadline = None,
+    redis: tier_options.Redis = None,
+    redis_username: tier_options.RedisUsername = None,
+    redis_password_file: tier_options.RedisPasswordFile = None,
+    redis_ca: tier_options.RedisCa = None,
+    redis_cert: tier_options.RedisCert = None,
+    redis_key: tier_options.RedisKey = None,
+    redis_prefix: tier_options.RedisPrefix = None,
+    redis_deadline: tier_options.RedisDeadline = None,
+    redis_connections: tier_options.RedisConnections = None,
+    write_policy: tier_options.WritePolicy = None,
+    write_queue_bytes: tier_options.WriteQueueBytes = None,
+    tier_ttl: tier_options.TierTtl = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model.")] = None,
     verify_weights: Annotated[
         bool, typer.Option("--verify-weights", help="Hash the model's files anew, whatever is remembered of them.")
@@ -72,6 +88,21 @@ def serve(
         l1_bytes=l1_bytes,
         block_size=block_size,
         no_cache=no_cache,
+        disk=disk,
+        disk_bytes=disk_bytes,
+        disk_deadline=disk_deadline,
+        redis=redis,
+        redis_username=redis_username,
+        redis_password_file=redis_password_file,
+        redis_ca=redis_ca,
+        redis_cert=redis_cert,
+        redis_key=redis_key,
+        redis_prefix=redis_prefix,
+        redis_deadline=redis_deadline,
+        redis_connections=redis_connections,
+        write_policy=write_policy,
+        write_queue_bytes=write_queue_bytes,
+        tier_ttl=tier_ttl,
         threads=threads,
         verify_weights=verify_weights,
         grace=grace,

@@ -14,6 +14,7 @@ from prefixcache.client.diagnosis import Diagnosis
 from prefixcache.client.messages import generate_request, read, set_field, wire_prompt
 from prefixcache.client.options import GenerateOptions, GenerateSettings
 from prefixcache.client.retry import Retrier, RetryPolicy
+from prefixcache.client.statistics import WorkerStats
 from prefixcache.client.transport import NetworkTransport, Transport
 from prefixcache.client.types import (
     CachedPrefix,
@@ -28,7 +29,6 @@ from prefixcache.client.types import (
     Tokenized,
     Tool,
     Warmed,
-    WorkerStats,
 )
 from prefixcache.errors import EngineStopped, InvalidRequest
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2

@@ -7,13 +7,14 @@ blocks that are whole and verified, and never an error. Owner: one event loop.
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from prefixcache.errors import NamespaceMismatch, TierUnavailable
 from prefixcache.storage.chain import BlockChain
 from prefixcache.storage.estimates import Durations, FetchDecision, FetchEstimate, Latency
 from prefixcache.storage.payload import BadPayload, PayloadHeader, prefix_bytes, verify_parts
+from prefixcache.storage.registry import NamespaceEntry, announce, entries
 from prefixcache.storage.tier import Buffer, ReadOutcome, ReadResult, Tier, TierStats, WritableBuffer
 from prefixcache.storage.write_queue import WriteQueue, WriteStats
 
@@ -49,6 +50,7 @@ class LowerTierStats:
     read_bytes_per_s: float | None
     writes: WriteStats
     tier: TierStats
+    namespaces: list[NamespaceEntry]
 
 
 @dataclass(slots=True)
@@ -156,16 +158,34 @@ class LowerTier:
         _remember(self._renewed_at, last, now, MAX_RENEWED_CHAINS)
         self._queue.renew(chain.root, chain.hashes[:num_blocks], ttl_s=self._options.ttl_s + interval)
 
-    async def clear(self, root: bytes) -> bool:
-        """Make all under ``root`` unreachable; whether the tier answered."""
+    async def peek(self, chain: BlockChain, start: int, end: int) -> int:
+        """How many of the blocks from ``start`` on are there, without a hole; changes and counts nothing."""
+        try:
+            return await self._tier.lookup(chain.root, chain.hashes[start:end])
+        except TierUnavailable:
+            return 0
+
+    async def clear(self, root: bytes) -> None:
+        """Make all under ``root`` unreachable, what waits to be written too. Raises TierUnavailable."""
         self._known.clear()
         self._renewed_at.clear()
+        await self._queue.clear(root)
+
+    async def announce(self, own: NamespaceEntry) -> None:
+        """Write down that this worker's blocks are here; a tier that does not answer is told the next time."""
         try:
-            await self._tier.clear(root)
+            await announce(self._tier, own)
         except TierUnavailable as error:
-            logger.warning("%s could not be cleared: %s", self.name, error)
-            return False
-        return True
+            logger.debug("%s was not told of this worker's namespace: %s", self.name, error)
+        except Exception:
+            logger.exception("telling %s of this worker's namespace failed", self.name)
+
+    async def namespaces(self) -> list[NamespaceEntry]:
+        """What workers wrote down here; empty where the tier does not answer."""
+        try:
+            return await entries(self._tier)
+        except TierUnavailable:
+            return []
 
     async def stats(self) -> LowerTierStats:
         """Everything at once."""
@@ -182,8 +202,9 @@ class LowerTier:
             lookup=self._lookups.latency(),
             read=self._reads.latency(),
             read_bytes_per_s=self._estimate.bytes_per_s,
-            writes=self._queue.stats,
+            writes=replace(self._queue.stats),
             tier=tier,
+            namespaces=await self.namespaces(),
         )
 
     async def drain(self) -> None:

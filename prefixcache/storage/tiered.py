@@ -7,6 +7,7 @@ and publishes what came. Owner: one event loop.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,9 +15,13 @@ from enum import Enum
 from prefixcache.storage.chain import BlockChain
 from prefixcache.storage.estimates import FetchDecision
 from prefixcache.storage.lower_tier import LowerTier, LowerTierStats
+from prefixcache.storage.registry import NamespaceEntry
 from prefixcache.storage.tier import WritableBuffer
 
 logger = logging.getLogger(__name__)
+
+MAX_ROOTS = 1_000
+ANNOUNCE_INTERVAL_S = 300.0
 
 
 class WritePolicy(Enum):
@@ -41,6 +46,8 @@ class TieredStore:
     def __init__(self, tiers: Sequence[LowerTier] = (), *, policy: WritePolicy = WritePolicy.WRITE_THROUGH) -> None:
         self._tiers = list(tiers)
         self._policy = policy
+        self._roots: OrderedDict[bytes, None] = OrderedDict()
+        self._announcing: asyncio.Task[None] | None = None
 
     @property
     def has_tiers(self) -> bool:
@@ -51,6 +58,7 @@ class TieredStore:
         self, chain: BlockChain, start: int, end: int, *, compute_s_per_block: float | None = None
     ) -> list[TierRun]:
         """Runs of blocks from ``start`` on that are present, one after another without a hole; renews nothing."""
+        self._note_root(chain.root)
         runs = []
         for tier in self._tiers:
             if start == end:
@@ -90,10 +98,33 @@ class TieredStore:
             for block in range(num_blocks):
                 self._offer(chain, block, body_of(block))
 
-    async def clear(self, root: bytes) -> list[str]:
-        """Make all under ``root`` unreachable in every tier; the names of those that did not answer."""
-        cleared = await asyncio.gather(*(tier.clear(root) for tier in self._tiers))
-        return [tier.name for tier, is_cleared in zip(self._tiers, cleared, strict=True) if not is_cleared]
+    async def peek(self, chain: BlockChain, start: int, end: int) -> dict[str, int]:
+        """By tier, how many of the blocks from ``start`` on are there without a hole; changes and counts nothing."""
+        found = {}
+        for tier in self._tiers:
+            num_blocks = await tier.peek(chain, start, end) if start < end else 0
+            if num_blocks:
+                found[tier.name] = num_blocks
+                start += num_blocks
+        return found
+
+    async def clear(self) -> None:
+        """Make all that was looked for or written through this store unreachable in every tier.
+
+        Raises TierUnavailable where a tier does not answer, after the others are cleared.
+        """
+        roots = list(self._roots)
+        results = await asyncio.gather(
+            *(tier.clear(root) for tier in self._tiers for root in roots), return_exceptions=True
+        )
+        for fault in results:
+            if isinstance(fault, BaseException):
+                raise fault
+
+    def announce(self, own: NamespaceEntry) -> None:
+        """Write down in every tier, now and from time to time, that a worker of this namespace uses it."""
+        if self._tiers and self._announcing is None:
+            self._announcing = asyncio.create_task(self._announce(own), name="announcing the namespace to tiers")
 
     async def stats(self) -> list[LowerTierStats]:
         """One entry for each tier, nearest first."""
@@ -113,8 +144,24 @@ class TieredStore:
 
     async def close(self) -> None:
         """Close every tier."""
+        if self._announcing is not None:
+            self._announcing.cancel()
+            await asyncio.gather(self._announcing, return_exceptions=True)
         await asyncio.gather(*(tier.close() for tier in self._tiers))
 
+    async def _announce(self, own: NamespaceEntry) -> None:
+        while True:
+            for tier in self._tiers:
+                await tier.announce(own)
+            await asyncio.sleep(ANNOUNCE_INTERVAL_S)
+
+    def _note_root(self, root: bytes) -> None:
+        self._roots[root] = None
+        self._roots.move_to_end(root)
+        if len(self._roots) > MAX_ROOTS:
+            self._roots.popitem(last=False)
+
     def _offer(self, chain: BlockChain, block: int, body: WritableBuffer) -> None:
+        self._note_root(chain.root)
         for tier in self._tiers:
             tier.offer(chain, block, body)

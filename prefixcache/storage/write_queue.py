@@ -50,6 +50,12 @@ class _Renewal:
 
 
 @dataclass(slots=True)
+class _Clear:
+    root: bytes
+    ended: asyncio.Future[None]
+
+
+@dataclass(slots=True)
 class _Bodies:
     """Buffers of one size, kept for the next use."""
 
@@ -70,7 +76,7 @@ class WriteQueue:
     def __init__(self, tier: Tier, *, max_bytes: int) -> None:
         self._tier = tier
         self._max_bytes = max_bytes
-        self._jobs: deque[_Write | _Renewal] = deque()
+        self._jobs: deque[_Write | _Renewal | _Clear] = deque()
         self._num_renewals = 0
         self._bodies = _Bodies()
         self._is_working = False
@@ -100,6 +106,22 @@ class WriteQueue:
         self._num_renewals += 1
         self._add(_Renewal(root, hashes, ttl_s))
 
+    async def clear(self, root: bytes) -> None:
+        """Drop what waits to be written under ``root``, then clear it in the tier; what is offered later stays.
+
+        Raises TierUnavailable.
+        """
+        dropped = [job for job in self._jobs if isinstance(job, _Write) and job.root == root]
+        for job in dropped:
+            self._jobs.remove(job)
+            self.stats.pending_bytes -= len(job.body)
+            self._bodies.free.append(job.body)
+        self.stats.dropped_blocks += len(dropped)
+        clearing = _Clear(root, asyncio.get_running_loop().create_future())
+        self._jobs.appendleft(clearing)
+        self._begin_work()
+        await clearing.ended
+
     async def drain(self) -> None:
         """Wait until nothing is queued."""
         await self._idle.wait()
@@ -107,6 +129,9 @@ class WriteQueue:
     async def close(self) -> None:
         """Drop what is queued; a write under way ends first."""
         self.stats.dropped_blocks += sum(isinstance(job, _Write) for job in self._jobs)
+        for job in self._jobs:
+            if isinstance(job, _Clear) and not job.ended.done():
+                job.ended.set_exception(TierUnavailable(f"{self._tier.name} was closed before it was cleared"))
         self._jobs.clear()
         self.stats.pending_bytes = 0
         self._num_renewals = 0
@@ -118,6 +143,9 @@ class WriteQueue:
 
     def _add(self, job: _Write | _Renewal) -> None:
         self._jobs.append(job)
+        self._begin_work()
+
+    def _begin_work(self) -> None:
         self._idle.clear()
         self._wake.set()
         if self._task is None:
@@ -134,6 +162,9 @@ class WriteQueue:
             if isinstance(job, _Renewal):
                 self._jobs.popleft()
                 await self._renew(job)
+            elif isinstance(job, _Clear):
+                self._jobs.popleft()
+                await self._clear(job)
             else:
                 await self._write(self._take_writes(job.root))
 
@@ -166,6 +197,20 @@ class WriteQueue:
                 write.entry = _NO_ENTRY
                 self._bodies.free.append(write.body)
 
+    async def _clear(self, job: _Clear) -> None:
+        try:
+            await self._tier.clear(job.root)
+        except TierUnavailable as error:
+            _end(job.ended, error)
+        except Exception as error:
+            logger.exception("clearing %s failed", self._tier.name)
+            _end(job.ended, TierUnavailable(f"{self._tier.name} could not be cleared: {error}"))
+        except BaseException:
+            _end(job.ended, TierUnavailable(f"{self._tier.name} was closed while it was cleared"))
+            raise
+        else:
+            _end(job.ended, None)
+
     async def _renew(self, job: _Renewal) -> None:
         self._num_renewals -= 1
         try:
@@ -175,6 +220,15 @@ class WriteQueue:
         except Exception:
             self.stats.failed_renewals += 1
             logger.exception("renewing blocks in %s failed", self._tier.name)
+
+
+def _end(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 _NO_ENTRY = TierEntry(bytes(32), (), ttl_s=1.0)

@@ -8,7 +8,7 @@ from prefixcache.storage.tier import ReadResult, Tier, TierEntry, TierStats, Wri
 
 
 class FlakyTier:
-    """Fails while ``is_down`` or at one call; each call moves the clock by ``delay_s``; reads wait at ``gate``."""
+    """Fails while ``is_down`` or at one call; each call moves the clock by ``delay_s``; reads wait at ``gate``, writes at ``write_gate``."""
 
     def __init__(self, tier: Tier, *, sleep: Callable[[float], None] = lambda _seconds: None) -> None:
         self.name = tier.name
@@ -18,6 +18,7 @@ class FlakyTier:
         self.delay_s = 0.0
         self.spoil: Callable[[Sequence[Sequence[WritableBuffer]]], None] = lambda _into: None
         self.gate: asyncio.Event | None = None
+        self.write_gate: asyncio.Event | None = None
         self.calls: list[str] = []
         self.num_read_blocks = 0
         self._sleep = sleep
@@ -39,6 +40,8 @@ class FlakyTier:
 
     async def write(self, root: bytes, entries: Sequence[TierEntry]) -> int:
         self._begin("write")
+        if self.write_gate is not None:
+            await self.write_gate.wait()
         return await self.inner.write(root, entries)
 
     async def renew(self, root: bytes, hashes: Sequence[bytes], *, ttl_s: float) -> int:

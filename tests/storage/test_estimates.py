@@ -35,7 +35,7 @@ def test_later_reads_outweigh_earlier_ones() -> None:
 
 def test_percentiles_are_those_of_the_latest_calls() -> None:
     durations = Durations()
-    assert durations.latency() == Latency(None, None)
+    assert durations.latency() == Latency()
     for milliseconds in range(2_000):
         durations.add(milliseconds / 1000)
     latency = durations.latency()

@@ -1,12 +1,15 @@
 """The tiers below L1 together: what is found, read, verified, written and renewed, and what faults cost."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
 
 from prefixcache.core.blocks import token_bytes
+from prefixcache.errors import TierUnavailable
 from prefixcache.storage.chain import BlockChain, BlockFormat
+from prefixcache.storage.estimates import Latency
 from prefixcache.storage.lower_tier import PROBE_INTERVAL_S, LowerTier, LowerTierStats, TierOptions
 from prefixcache.storage.tensors import lay_out
 from prefixcache.storage.tier import WritableBuffer
@@ -151,6 +154,7 @@ async def test_a_damaged_block_ends_the_read_is_counted_and_deleted(below: Below
     below.far.spoil = flip  # type: ignore[assignment]
     (run,) = await below.store.find(chain, 0, 3)
     assert await below.read(run, chain) == [body_of(0)]
+    below.far.spoil = lambda _into: None
     assert await below.far.inner.lookup(ROOT, chain.hashes[1:]) == 0
     assert (await below.stats_of("redis")).misses["checksum"] == 2
 
@@ -280,14 +284,58 @@ async def test_a_tier_whose_lookups_take_longer_than_computing_is_asked_now_and_
     assert below.near.calls.count("lookup") == 2
 
 
-async def test_clear_reaches_every_tier_and_names_those_that_did_not_answer(below: Below) -> None:
+async def test_clear_reaches_every_tier_and_says_that_one_did_not_answer(below: Below) -> None:
     chain = chain_of(1)
     await below.publish(chain)
     below.far.is_down = True
-    assert await below.store.clear(ROOT) == ["redis"]
+    with pytest.raises(TierUnavailable, match="down"):
+        await below.store.clear()
     assert await below.store.find(chain, 0, 1) == []
     await below.publish(chain)
     assert len(await below.store.find(chain, 0, 1)) == 1
+
+
+async def test_clear_reaches_every_scope_that_was_used(below: Below) -> None:
+    chains = [BlockChain(FORMAT, bytes([number]) * 32, token_bytes(range(2))) for number in range(3)]
+    for chain in chains:
+        await below.publish(chain)
+    await below.store.clear()
+    assert [await below.store.find(chain, 0, 1) for chain in chains] == [[], [], []]
+
+
+async def test_what_waits_to_be_written_when_all_is_cleared_is_never_found(below: Below) -> None:
+    chain, gate = chain_of(20), asyncio.Event()
+    below.near.write_gate = gate
+    for block in range(20):
+        below.store.note_published(chain, block, body_of(block))
+    await asyncio.sleep(0)
+    clearing = asyncio.create_task(below.store.clear())
+    await asyncio.sleep(0)
+    gate.set()
+    await clearing
+    await below.store.drain()
+    assert await below.store.find(chain, 0, 20) == []
+    stats = await below.stats_of("disk")
+    assert (stats.writes.written_blocks, stats.writes.dropped_blocks, stats.writes.pending_bytes) == (8, 12, 0)
+
+
+async def test_clearing_ends_when_the_store_is_closed(below: Below) -> None:
+    below.near.gate = asyncio.Event()
+    await below.publish(chain_of(1))
+    clearing = asyncio.create_task(below.store.clear())
+    await asyncio.sleep(0)
+    await below.store.close()
+    with pytest.raises(TierUnavailable, match="closed"):
+        await clearing
+
+
+async def test_a_peek_counts_and_renews_nothing(below: Below) -> None:
+    chain = chain_of(3)
+    await below.put(below.near, chain, range(1))
+    await below.put(below.far, chain, range(1, 2))
+    assert await below.store.peek(chain, 0, 3) == {"disk": 1, "redis": 1}
+    stats = await below.stats_of("redis")
+    assert (stats.misses, stats.lookup, "renew" in below.far.calls) == ({}, Latency(), False)
 
 
 async def test_closing_drops_what_waits(below: Below) -> None:
