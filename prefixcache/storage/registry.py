@@ -22,8 +22,8 @@ MAX_VALUE_CHARS: Final = 120
 MAX_FIELDS: Final = 64
 ENTRY_TTL_S: Final = 86_400.0
 
-_ROOT: Final = sha256(b"prefixcache: namespaces of a tier, 1").digest()
-_PLACES: Final = tuple(sha256(_ROOT + bytes([place])).digest() for place in range(NUM_PLACES))
+ROOT: Final = sha256(b"prefixcache: namespaces of a tier, 1").digest()
+PLACES: Final = tuple(sha256(ROOT + bytes([place])).digest() for place in range(NUM_PLACES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class NamespaceEntry:
 async def announce(tier: Tier, own: NamespaceEntry) -> None:
     """Write ``own`` down for a day, where it stands already or in a free place. Raises TierUnavailable."""
     place = _place_for(own, await _read(tier))
-    entry = TierEntry(_PLACES[place], (_encoded(own),), ttl_s=ENTRY_TTL_S, retention=MAX_RETENTION)
-    await tier.write(_ROOT, [entry])
+    entry = TierEntry(PLACES[place], (_encoded(own),), ttl_s=ENTRY_TTL_S, retention=MAX_RETENTION)
+    await tier.write(ROOT, [entry])
 
 
 async def entries(tier: Tier) -> list[NamespaceEntry]:
@@ -61,8 +61,8 @@ async def entries(tier: Tier) -> list[NamespaceEntry]:
 
 
 async def _read(tier: Tier) -> list[NamespaceEntry | None]:
-    bodies = [bytearray(ENTRY_BYTES) for _ in _PLACES]
-    results = await tier.read(_ROOT, _PLACES, [(body,) for body in bodies])
+    bodies = [bytearray(ENTRY_BYTES) for _ in PLACES]
+    results = await tier.read(ROOT, PLACES, [(body,) for body in bodies])
     return [
         _decoded(body) if result.outcome is ReadOutcome.READ else None
         for result, body in zip(results, bodies, strict=True)

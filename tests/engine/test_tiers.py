@@ -54,7 +54,8 @@ async def full(start_above: StartAbove, tier: FlakyTier) -> FlakyTier:
     writer = await start_above()
     await writer.warm(PROMPT)
     await writer.engine._store.drain()
-    assert len(tier.inner._stored) == NUM_BLOCKS  # type: ignore[attr-defined]
+    (stats,) = await writer.engine._store.stats()
+    assert stats.writes.written_blocks == NUM_BLOCKS
     return tier
 
 

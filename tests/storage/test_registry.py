@@ -5,7 +5,7 @@ import time
 import pytest
 
 from prefixcache.errors import TierUnavailable
-from prefixcache.storage.registry import _PLACES, _ROOT, ENTRY_BYTES, NUM_PLACES, NamespaceEntry, announce, entries
+from prefixcache.storage.registry import ENTRY_BYTES, NUM_PLACES, PLACES, ROOT, NamespaceEntry, announce, entries
 from prefixcache.storage.tier import TierEntry
 from tests.fakes.dictionary_tier import DictionaryTier
 from tests.fakes.flaky_tier import FlakyTier
@@ -49,7 +49,7 @@ async def test_where_all_places_are_taken_the_newest_is_kept(tier: FlakyTier) ->
     ids=["zeros", "nonsense", "another digest", "another size"],
 )
 async def test_what_is_no_entry_is_left_out(tier: FlakyTier, body: bytes) -> None:
-    await tier.write(_ROOT, [TierEntry(_PLACES[0], (body,), ttl_s=60.0)])
+    await tier.write(ROOT, [TierEntry(PLACES[0], (body,), ttl_s=60.0)])
     assert await entries(tier) == []
     await announce(tier, entry_of(0))
     assert await entries(tier) == [entry_of(0)]
