@@ -30,7 +30,14 @@ from model_worker.engine.statistics import (
     WorkerStats,
 )
 from prefixcache.core.blocks import num_reusable_blocks, token_bytes
-from prefixcache.errors import CapacityExceeded, EngineStopped, InvalidRequest, NotFound, RequestCancelled
+from prefixcache.errors import (
+    CapacityExceeded,
+    EngineStopped,
+    InvalidRequest,
+    NotFound,
+    RequestCancelled,
+    TierUnavailable,
+)
 from prefixcache.storage.chain import BlockChain
 from prefixcache.storage.registry import NamespaceEntry
 
@@ -195,7 +202,12 @@ class Engine:
 
         Raises TierUnavailable where one does not answer, after the others were cleared.
         """
-        await self._store.clear()
+        try:
+            await self._store.clear()
+        except TierUnavailable as error:
+            raise TierUnavailable(
+                f"memory is cleared, but not every tier: {error}; clear again when it answers"
+            ) from error
 
     def stats(self) -> WorkerStats:
         """A snapshot of all counters and gauges but the tiers'."""

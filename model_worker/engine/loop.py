@@ -225,7 +225,6 @@ class EngineLoop:
             sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens, by_tier))
         await self._canonical.load(sequence.run)
         record.load_s = self._clock() - started_at
-        record.saved_s = self.ledger.saved_s(record.cached_prompt_tokens, record.load_s + record.fetch_s)
 
     async def _prefill(self, sequence: Sequence) -> None:
         run = sequence.run
@@ -248,6 +247,8 @@ class EngineLoop:
                 sequence.mailbox.put(Progress(run.num_computed, len(run)))
             return
         self._canonical.release_lease(run)
+        record = sequence.record
+        record.saved_s = self.ledger.saved_s(record.cached_prompt_tokens, record.load_s + record.fetch_s)
         sequence.phase = Phase.DECODE
         sequence.first_token_at = self._clock()
         self._deliver(sequence, token)
