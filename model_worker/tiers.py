@@ -50,7 +50,8 @@ def _open_redis(settings: TierSettings) -> Tier:
 
 
 def _missing(extra: str, error: ImportError) -> ConfigError:
+    package = (error.name or "").partition(".")[0]
     return ConfigError(
-        f"the {extra} tier needs the package {error.name!r}, which is not installed; "
+        f"the {extra} tier needs the package {package!r}, which is not installed; "
         f"run: pip install 'prefixcache[{extra}]'"
     )

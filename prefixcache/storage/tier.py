@@ -1,8 +1,9 @@
 """What every tier below L1 can do, whatever it stands on.
 
 A tier is a flat map from block hash to payload bytes; it neither parses nor checks
-them (``storage.payload`` does). The protocol is frozen: what is added to it has a default. ``tests/storage/tier_contract.py``
-tests its behaviour, and the package's README says how to write another tier.
+them (``storage.payload`` does). The protocol is frozen: what is added to it has a default.
+``tests/storage/tier_contract.py`` tests its behaviour, and the package's README says how
+to write another tier.
 """
 
 from collections.abc import Mapping, Sequence
