@@ -56,7 +56,7 @@ TemperatureOption = Annotated[
 ]
 TopKOption = Annotated[int, typer.Option("--top-k", min=0, help="Draw from the k most probable tokens; 0: all.")]
 TopPOption = Annotated[
-    float, typer.Option("--top-p", min=0.0, max=1.0, help="Draw from the smallest set that reaches this probability.")
+    float, typer.Option("--top-p", min=1e-6, max=1.0, help="Draw from the smallest set that reaches this probability.")
 ]
 MinPOption = Annotated[
     float,

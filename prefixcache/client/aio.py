@@ -12,7 +12,7 @@ from prefixcache.client.aio_stream import AsyncGenerationStream
 from prefixcache.client.connection import Connection, Stubs, check_request_id
 from prefixcache.client.diagnosis import Diagnosis
 from prefixcache.client.messages import generate_request, read, set_field, wire_prompt
-from prefixcache.client.options import GenerateOptions, GenerateSettings
+from prefixcache.client.options import GenerateOptions, settings_of
 from prefixcache.client.retry import Retrier, RetryPolicy
 from prefixcache.client.statistics import WorkerStats
 from prefixcache.client.transport import NetworkTransport, Transport
@@ -79,7 +79,7 @@ class AsyncClient:
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerationStream:
         """Generate and give the answer piece by piece; the call starts with the first iteration."""
-        settings = GenerateSettings(**options)
+        settings = settings_of(options)
         check_request_id(settings.request_id)
         if settings.on_progress is not None and not callable(settings.on_progress):
             raise InvalidRequest(f"on_progress is {settings.on_progress!r:.200}; give a function that takes a Progress")

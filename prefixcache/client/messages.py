@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message as WireMessage
 
 from prefixcache.client.options import GenerateSettings
@@ -34,6 +35,14 @@ _SAMPLING_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
 )
+
+_TAKEN: Final[dict[int, str]] = {
+    FieldDescriptor.TYPE_STRING: "valid Unicode text",
+    FieldDescriptor.TYPE_UINT32: "whole numbers from 0 to 4294967295",
+    FieldDescriptor.TYPE_UINT64: "whole numbers from 0 to 18446744073709551615",
+    FieldDescriptor.TYPE_FLOAT: "a number",
+    FieldDescriptor.TYPE_BOOL: "True or False",
+}
 
 _REASONS: dict[int, FinishReason] = {
     pb.FINISH_REASON_EOS: "eos",
@@ -122,7 +131,13 @@ def set_field(message: WireMessage, name: str, value: object) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{name} = {value!r:.200} cannot be sent: {error}") from None
+        raise _unsendable(message, name, value, error) from None
+
+
+def _unsendable(message: WireMessage, name: str, value: object, error: Exception) -> InvalidRequest:
+    """Say what a field takes instead of a value that protobuf refused."""
+    kind = message.DESCRIPTOR.fields_by_name[name].type
+    return InvalidRequest(f"{name} = {value!r:.200} cannot be sent ({error}); give {_TAKEN.get(kind, 'another value')}")
 
 
 def _sample(chunks: Sequence[Chunk]) -> Sample:
@@ -145,7 +160,9 @@ def _set_sampling(sampling: pb.Sampling, settings: GenerateSettings) -> None:
     try:
         sampling.logit_bias.update(settings.logit_bias)
     except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequest(f"logit_bias = {settings.logit_bias!r:.200} cannot be sent: {error}") from None
+        raise InvalidRequest(
+            f"logit_bias = {settings.logit_bias!r:.200} cannot be sent ({error}); give a dict of token ids and numbers"
+        ) from None
 
 
 def _text_prompt(text: str) -> pb.Prompt:
@@ -184,7 +201,7 @@ def _extend(message: WireMessage, name: str, values: Iterable[object]) -> None:
     try:
         getattr(message, name).extend(values)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{name} = {values!r:.200} cannot be sent: {error}") from None
+        raise _unsendable(message, name, values, error) from None
 
 
 def _field(hint: Any, message: WireMessage, name: str) -> Any:  # noqa: ANN401 - annotations and field values of any type

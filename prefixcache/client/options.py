@@ -87,3 +87,11 @@ class GenerateSettings:
         if not isinstance(self.stop, Iterable):
             raise InvalidRequest(f"stop is {self.stop!r:.200}; give a text or a list of texts")
         return tuple(self.stop)
+
+
+def settings_of(options: GenerateOptions) -> GenerateSettings:
+    """Fill in the defaults; an unknown name is a TypeError that says which there are."""
+    unknown = options.keys() - GenerateOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"{min(unknown)!r} is no option; there are {', '.join(GenerateOptions.__annotations__)}")
+    return GenerateSettings(**options)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import grpc
 
+from prefixcache.errors import ConfigError
 from prefixcache.rpc.status import was_never_begun
 
 _Result = TypeVar("_Result")
@@ -25,6 +26,10 @@ class RetryPolicy:
     retries: int = 3
     first_wait_s: float = 0.1
     longest_wait_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.retries, int) or self.retries < 0:
+            raise ConfigError(f"retries is {self.retries!r}; give a whole number from 0 up")
 
     def wait_s(self, num_failures: int, *, remaining_s: float, draw: float) -> float | None:
         """Seconds to wait after the ``num_failures``-th failure (from 1), or None to give up.

@@ -12,6 +12,7 @@ from prefixcache.errors import ConfigError
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 MAX_PORT: Final = 65_535
+_GRPC_NAMES: Final = ("dns:", "unix:", "ipv4:", "ipv6:")
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -41,11 +42,7 @@ class NetworkTransport:
     """A gRPC channel to ``address``; raises ConfigError for what cannot be one."""
 
     def __init__(self, address: str) -> None:
-        if not address:
-            raise ConfigError("the worker's address is empty; give host:port, such as 127.0.0.1:50051")
-        _, colon, port = address.rpartition(":")
-        if colon and port.isdecimal() and int(port) > MAX_PORT:  # gRPC would call another port
-            raise ConfigError(f"the worker's address is {address!r}; give a port from 1 to {MAX_PORT}")
+        _check_address(address)
         self.address = address
         self._channel: grpc.aio.Channel | None = None
 
@@ -60,3 +57,14 @@ class NetworkTransport:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+
+def _check_address(address: str) -> None:
+    """Refuse what gRPC would look for somewhere else, or for ever; names in gRPC's own syntax are left to it."""
+    if address.startswith(_GRPC_NAMES):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or "/" in address:
+        raise ConfigError(f"the worker's address is {address!r}; give host:port, such as 127.0.0.1:50051")
+    if not 1 <= int(port) <= MAX_PORT:
+        raise ConfigError(f"the worker's address is {address!r}; give a port from 1 to {MAX_PORT}")

@@ -189,6 +189,11 @@ def test_abort_names_the_request(run: Run, servicer: RecordingServicer) -> None:
     assert servicer.requests("Abort")[0].request_id == "mine"
 
 
+def test_abort_says_what_it_ended(run: Run) -> None:
+    assert run("abort", "x").stdout == "aborted x\n"
+    assert json.loads(run("abort", "x", "--format", "json").stdout) == {"aborted": "x"}
+
+
 def test_abort_of_an_unknown_request_is_exit_code_1(run: Run, servicer: RecordingServicer) -> None:
     servicer.script("Abort", NotFound("no request 'x' waits or runs here"))
     result = run("abort", "x")

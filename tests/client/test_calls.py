@@ -260,9 +260,23 @@ def test_a_port_that_cannot_be_is_a_config_error(address: str) -> None:
         Client(address)
 
 
-def test_an_empty_address_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="address is empty"):
-        Client("")
+@pytest.mark.parametrize(
+    "address", ["", "localhost", ":50051", "http://127.0.0.1:50051", "127.0.0.1:", "h:port", "h:²"]
+)
+def test_an_address_without_host_or_port_is_a_config_error(address: str) -> None:
+    with pytest.raises(ConfigError, match="give host:port, such as"):
+        Client(address)
+
+
+@pytest.mark.parametrize("address", ["unix:/tmp/worker.sock", "dns:///worker:50051", "[::1]:50051"])
+def test_names_of_grpc_s_own_are_left_to_it(address: str) -> None:
+    Client(address).close()
+
+
+@pytest.mark.parametrize("retries", [-1, 1.5, None])
+def test_retries_that_cannot_be_are_a_config_error(retries: Any) -> None:
+    with pytest.raises(ConfigError, match=r"retries is .*; give a whole number"):
+        Client(retries=retries)
 
 
 async def test_a_closed_client_refuses_calls_and_may_be_closed_again(servicer: RecordingServicer) -> None:

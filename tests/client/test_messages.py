@@ -96,7 +96,7 @@ def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt: Any, what: s
     ],
 )
 def test_an_option_that_cannot_be_sent_is_an_invalid_request_naming_it(name: str, value: Any) -> None:
-    with pytest.raises(InvalidRequest, match=rf"{name} = .* cannot be sent"):
+    with pytest.raises(InvalidRequest, match=rf"{name} = .* cannot be sent \(.*\); give "):
         generate_request("x", GenerateSettings(**{name: value}))
 
 
