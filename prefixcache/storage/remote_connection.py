@@ -219,7 +219,24 @@ class TcpConnection(InPlace, Connection):
     """Plain TCP."""
 
 
-class TlsConnection(InPlace, SSLConnection):
+class Settled:
+    """Mixed into TLS connections: a new one has nothing unread.
+
+    A server sends session tickets after the handshake, and redis-py's pool takes unread bytes for replies
+    out of step; what was read up to the answer of a PING has them behind it.
+    """
+
+    send_command: Any
+    read_response: Any
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        """Introduce the connection, and read all that came meanwhile."""
+        super().on_connect_check_health(check_health=check_health)  # type: ignore[misc]
+        self.send_command("PING", check_health=False)
+        self.read_response()
+
+
+class TlsConnection(Settled, InPlace, SSLConnection):
     """TCP with TLS."""
 
 
@@ -231,5 +248,5 @@ class SentinelTcpConnection(InPlace, SentinelManagedConnection):
     """Plain TCP to the master the sentinels name."""
 
 
-class SentinelTlsConnection(InPlace, SentinelManagedSSLConnection):
+class SentinelTlsConnection(Settled, InPlace, SentinelManagedSSLConnection):
     """TLS to the master the sentinels name."""

@@ -108,18 +108,19 @@ class Bench:
         thread = ModelThread()
         redis_options = RemoteOptions(self._valkey.url)
         below = TierSettings(redis=redis_options, disk=self._folder / "blocks", disk_bytes=DISK_BYTES)
-        with served(replace(self._settings, tiers=below), model_thread=thread) as worker:
+        with (
+            Proxy(self._valkey.port, bytes_per_s=SLOW_BYTES_PER_S) as slow,
+            served(replace(self._settings, tiers=below), model_thread=thread) as worker,
+            served(replace(self._settings, is_cache_enabled=False), model_thread=thread) as plain,
+        ):
             copy_rate = worker.on_model_thread(memory_copy_rate)
             prefixes = make_prefixes(self._repeats)
             self._judge_tiers(from_each_tier(worker, prefixes), read_rate, copy_rate, _prefix_bytes(worker))
-            with served(replace(self._settings, is_cache_enabled=False), model_thread=thread) as plain:
-                self._judge_miss(on_a_miss(worker, plain, repeats=MISS_TURNS * self._repeats))
-            with Proxy(self._valkey.port, bytes_per_s=SLOW_BYTES_PER_S) as slow:
-                options = replace(redis_options, url=f"redis://127.0.0.1:{slow.port}")
-                with served(
-                    replace(self._settings, tiers=TierSettings(redis=options)), model_thread=thread
-                ) as above_slow:
-                    self._judge_slow(above_slow_tier(above_slow, prefixes), options.deadline_s)
+            self._judge_miss(on_a_miss(worker, plain, repeats=MISS_TURNS * self._repeats))
+            options = replace(redis_options, url=f"redis://127.0.0.1:{slow.port}")
+            above = replace(self._settings, tiers=TierSettings(redis=options))
+            with served(above, model_thread=thread) as above_slow:
+                self._judge_slow(above_slow_tier(above_slow, prefixes), options.deadline_s)
 
     def _judge_tiers(self, seconds: Seconds, read_rate: float, copy_rate: float, num_bytes: int) -> None:
         ttft_s = {name: median(values) for name, values in seconds.items()}
