@@ -4,11 +4,13 @@ Every fault of the tier ends here, as a counted miss: what comes out is a number
 blocks that are whole and verified, and never an error. Owner: one event loop.
 """
 
+import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from prefixcache.errors import NamespaceMismatch, TierUnavailable
 from prefixcache.storage.chain import BlockChain
@@ -20,11 +22,16 @@ from prefixcache.storage.write_queue import WriteQueue, WriteStats
 logger = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
+_Block: TypeAlias = tuple[ReadResult, Buffer, Buffer, PayloadHeader]
 
 MAX_KNOWN_BLOCKS = 200_000
 MAX_RENEWED_CHAINS = 10_000
 RENEWALS_PER_LIFE = 4
 PROBE_INTERVAL_S = 30.0
+NUM_VERIFIERS = 2
+
+# What says nothing of whether a block that was found is still there.
+_NO_FAULTS: Final = (None, ReadOutcome.UNAVAILABLE.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,36 +82,39 @@ class LowerTier:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._renewed_at: OrderedDict[bytes, float] = OrderedDict()
         self._declined_at: float | None = None
+        self._probe: asyncio.Task[None] | None = None
 
     async def lookup(self, chain: BlockChain, start: int, end: int, *, compute_s_per_block: float | None) -> int:
         """How many of the blocks from ``start`` on are there, without a hole; 0 where the tier does not answer.
 
-        A tier whose answers take longer than computing the blocks is asked now and then only.
+        A tier whose answers take longer than computing the blocks is asked now and then, and nobody waits for it.
         """
-        if not self._is_worth_asking(end - start, compute_s_per_block):
-            self._counts.declined_blocks += end - start
+        hashes = chain.hashes[start:end]
+        if not self._is_worth_asking(len(hashes), compute_s_per_block):
+            self._counts.declined_blocks += len(hashes)
+            if self._may_probe():
+                self._start_probe(self._time_lookup(chain.root, hashes))
             return 0
-        started_at = self._clock()
-        try:
-            found = await self._tier.lookup(chain.root, chain.hashes[start:end])
-        except TierUnavailable as error:
-            logger.debug("%s was not asked: %s", self.name, error)
-            self._counts.misses["unavailable"] += end - start
+        found = await self._time_lookup(chain.root, hashes)
+        if found is None:
+            self._counts.misses["unavailable"] += len(hashes)
             return 0
-        self._lookups.add(self._clock() - started_at)
-        if start + found < end:
-            self._counts.misses["absent"] += end - start - found
-            self._forget(chain.hashes[start + found : end])
+        self._note_known(hashes[:found])
+        if found < len(hashes):
+            self._counts.misses["absent"] += len(hashes) - found
+            self._forget(hashes[found:])
         return found
 
-    def decide(self, num_blocks: int, *, block_bytes: int, compute_s_per_block: float | None) -> FetchDecision:
-        """Whether to read ``num_blocks``; where it does not pay, a single one is tried every half minute."""
+    def decide(
+        self, chain: BlockChain, start: int, end: int, *, block_bytes: int, compute_s_per_block: float | None
+    ) -> FetchDecision:
+        """Whether to read these blocks; where it does not pay, one is tried now and then, and nobody waits for it."""
+        num_blocks = end - start
         decision = self._estimate.decide(num_blocks, block_bytes=block_bytes, compute_s_per_block=compute_s_per_block)
-        if decision.pays:
-            return decision
-        if self._may_probe():
-            return FetchDecision(True, 1, decision.fetch_s, decision.compute_s)
-        self._counts.declined_blocks += num_blocks
+        if not decision.pays:
+            self._counts.declined_blocks += num_blocks
+            if self._may_probe():
+                self._start_probe(self._time_read(chain, start))
         return decision
 
     async def read(self, chain: BlockChain, start: int, bodies: Sequence[WritableBuffer]) -> int:
@@ -125,12 +135,13 @@ class LowerTier:
             self._estimate.note_read(memoryview(bodies[0]).nbytes, self._clock() - started_at)
             self._counts.misses["unavailable"] += len(bodies)
             return 0
-        faults = [_fault_of(*found) for found in zip(results, prefixes, bodies, headers, strict=True)]
+        faults = await _faults_of(list(zip(results, prefixes, bodies, headers, strict=True)))
         num_good = next((place for place, fault in enumerate(faults) if fault is not None), len(faults))
         self._note_read([memoryview(body).nbytes for body in bodies], num_good, self._clock() - started_at)
         self._note_known(hashes[:num_good])
         if num_good < len(faults):
             self._counts.misses[str(faults[num_good])] += len(faults) - num_good
+            self._forget([name for name, fault in zip(hashes, faults, strict=True) if fault not in _NO_FAULTS])
         await self._delete(
             chain.root, [name for name, fault in zip(hashes, faults, strict=True) if fault == "checksum"]
         )
@@ -192,14 +203,16 @@ class LowerTier:
 
     async def close(self) -> None:
         """End the writes and close the tier."""
+        if self._probe is not None:
+            self._probe.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._probe
         await self._queue.close()
         await self._tier.close()
 
     def _is_worth_asking(self, num_blocks: int, compute_s_per_block: float | None) -> bool:
         lookup_s = self._lookups.average_s
-        if lookup_s is None or compute_s_per_block is None or lookup_s <= num_blocks * compute_s_per_block:
-            return True
-        return self._may_probe()
+        return lookup_s is None or compute_s_per_block is None or lookup_s <= num_blocks * compute_s_per_block
 
     def _may_probe(self) -> bool:
         """Whether a tier that does not pay is due to be tried again."""
@@ -210,6 +223,33 @@ class LowerTier:
             return False
         self._declined_at = now
         return True
+
+    def _start_probe(self, probe: Coroutine[Any, Any, object]) -> None:
+        """Run ``probe``, which changes what is known of the tier, beside everything else; one at a time."""
+        if self._probe is not None and not self._probe.done():
+            probe.close()
+            return
+        self._probe = asyncio.get_running_loop().create_task(_run(probe), name=f"probe of {self.name}")
+
+    async def _time_lookup(self, root: bytes, hashes: Sequence[bytes]) -> int | None:
+        """How many leading blocks are there, None where the tier does not answer."""
+        started_at = self._clock()
+        try:
+            found = await self._tier.lookup(root, hashes)
+        except TierUnavailable as error:
+            logger.debug("%s was not asked: %s", self.name, error)
+            return None
+        self._lookups.add(self._clock() - started_at)
+        return found
+
+    async def _time_read(self, chain: BlockChain, block: int) -> None:
+        """Read one block for the time it takes."""
+        header = chain.header(block)
+        into = [bytearray(prefix_bytes(header)), bytearray(header.body_bytes)]
+        started_at = self._clock()
+        with suppress(TierUnavailable):
+            await self._tier.read(chain.root, [header.block_hash], [into])
+        self._estimate.note_read(header.body_bytes, self._clock() - started_at)
 
     def _note_read(self, sizes: list[int], num_good: int, took_s: float) -> None:
         self._reads.add(took_s)
@@ -242,6 +282,25 @@ def _remember(table: OrderedDict[bytes, _Value], key: bytes, value: _Value, limi
     table.move_to_end(key)
     if len(table) > limit:
         table.popitem(last=False)
+
+
+async def _run(probe: Coroutine[Any, Any, object]) -> None:
+    try:
+        await probe
+    except Exception:
+        logger.exception("a probe failed")
+
+
+async def _faults_of(blocks: Sequence[_Block]) -> list[str | None]:
+    """Why each block is not taken, worked out on threads: a pass over megabytes is nothing for the event loop."""
+    share = -(-len(blocks) // NUM_VERIFIERS)
+    shares = [blocks[start : start + share] for start in range(0, len(blocks), share)]
+    found = await asyncio.gather(*(asyncio.to_thread(_check_all, part) for part in shares))
+    return [fault for faults in found for fault in faults]
+
+
+def _check_all(blocks: Sequence[_Block]) -> list[str | None]:
+    return [_fault_of(*block) for block in blocks]
 
 
 def _fault_of(result: ReadResult, prefix: Buffer, body: Buffer, expected: PayloadHeader) -> str | None:

@@ -26,6 +26,7 @@ from prefixcache.storage.tier import Buffer, ReadOutcome, ReadResult, WritableBu
 
 MAX_SKIPPED_BYTES: Final = 2**20
 MAX_UNANSWERED: Final = 2
+LEAST_WINDOW: Final = 3
 MAX_WINDOW: Final = 16
 FASTEST_BYTES_PER_S: Final = 4e9
 WORTH_WAITING: Final = 0.25
@@ -121,8 +122,8 @@ class InPlace:
     def fetch(self, commands: Sequence[FetchCommand], deadline: Deadline, results: list[object]) -> None:
         """Read values; each command's place in ``results`` becomes a ReadResult or an error.
 
-        Sizes are asked first: a value that does not fit is never sent. From a far server several
-        values are asked for ahead; a near one is slower the more it has to send.
+        Sizes are asked first: a value that does not fit is never sent. Some values are asked for ahead, so that the
+        server copies one while another is received, and from a far server several more.
         """
         wanted = self._those_that_fit(commands, deadline, results)
         wire = self._wire(deadline)
@@ -204,8 +205,8 @@ def _length_in(line: bytes) -> int:
 
 
 def _window(round_trip_s: float, took_s: float) -> int:
-    """How many values to have under way where one takes ``took_s`` to receive: one, if waiting for it is short."""
-    return min(1 + int(round_trip_s / max(WORTH_WAITING * took_s, 1e-6)), MAX_WINDOW)
+    """How many values to have under way where one takes ``took_s`` to receive: few, if waiting for it is short."""
+    return min(LEAST_WINDOW + int(round_trip_s / max(WORTH_WAITING * took_s, 1e-6)), MAX_WINDOW)
 
 
 def _was_stored(reply: Reply) -> object:

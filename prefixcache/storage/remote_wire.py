@@ -22,6 +22,7 @@ _LINE_READ_BYTES: Final = 64
 _SKIP_BYTES: Final = 65_536
 _SMALL_BYTES: Final = 16_384
 _TIME_LIMIT: Final = struct.Struct("@ll")
+_LATE_S: Final = 0.01
 
 
 class BadReply(OSError):
@@ -54,6 +55,7 @@ class Wire:
         self._deadline = deadline
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         self._rest = b""
+        self._limits_s: dict[int, float] = {}
 
     @property
     def has_rest(self) -> bool:
@@ -131,9 +133,14 @@ class Wire:
         return num_bytes
 
     def _limit(self, option: int) -> None:
-        left_us = max(int(self._deadline.left_s() * 1e6), 1)
+        """Let the kernel wait no longer than until the deadline, or _LATE_S later: each new limit takes a while."""
+        left_s = self._deadline.left_s()
+        if left_s + _LATE_S > self._limits_s.get(option, float("inf")):
+            return
+        left_us = max(int(left_s * 1e6), 1)
         self._sock.settimeout(None)
         self._sock.setsockopt(socket.SOL_SOCKET, option, _TIME_LIMIT.pack(*divmod(left_us, 1_000_000)))
+        self._limits_s[option] = left_s
 
 
 def _join_small(views: Sequence[memoryview]) -> list[memoryview]:
