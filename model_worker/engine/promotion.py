@@ -16,7 +16,7 @@ from prefixcache.core.blocks import num_reusable_blocks
 from prefixcache.storage.chain import BlockChain, BlockFormat
 from prefixcache.storage.tiered import TieredStore, TierRun
 
-BLOCKS_PER_READ = 8
+READ_BYTES = 48 * 2**20
 PAUSE_S = 0.002
 
 
@@ -122,8 +122,8 @@ class Promoter:
             if not decision.pays:
                 record.fetch_outcome = record.fetch_outcome or "declined"
                 return False
-            wanted = min(decision.num_blocks, BLOCKS_PER_READ)
-            num_came = await self._read(run, found, wanted)
+            wanted = min(decision.num_blocks, max(READ_BYTES // self._cache.block_bytes, 1))
+            num_came = await self._read(run, replace(found, end=found.start + wanted), compute_s)
             record.fetch_outcome = "fetched" if num_came or record.fetched_tokens_by_tier else "failed"
             if num_came:
                 tokens = record.fetched_tokens_by_tier
@@ -135,16 +135,16 @@ class Promoter:
             found = replace(found, start=found.start + num_came)
         return True
 
-    async def _read(self, run: CanonicalRun, found: TierRun, num_blocks: int) -> int:
-        """Read the first ``num_blocks`` of ``found`` into cells and publish them; how many the lease grew by."""
+    async def _read(self, run: CanonicalRun, found: TierRun, compute_s: float | None) -> int:
+        """Read ``found`` into cells and publish them, as far as it pays; how many blocks the lease grew by."""
         assert run.lease is not None
         num_before = run.lease.num_blocks
-        cells = self._cache.reserve(num_blocks)
+        cells = self._cache.reserve(found.end - found.start)
         num_good = 0
         try:
             if cells:
                 bodies = [self._cache.view(cell) for cell in cells]
-                num_good = await self._store.read(found, self._chain_of(run), bodies)
+                num_good = await self._store.read(found, self._chain_of(run), bodies, compute_s_per_block=compute_s)
         finally:
             self._cache.unreserve(cells[num_good:])
         self._cache.publish(run.lease, run.tokens, cells[:num_good])

@@ -73,7 +73,7 @@ class FetchDecision:
 
 
 class FetchEstimate:
-    """What one tier's reads cost: seconds a byte, everything from the call to the verified block included."""
+    """What one tier's reads cost: seconds a byte from the call until the bytes are there, checks excluded."""
 
     def __init__(self) -> None:
         self._seconds_per_byte = MovingAverage()

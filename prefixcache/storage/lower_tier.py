@@ -10,25 +10,25 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
-from prefixcache.errors import NamespaceMismatch, TierUnavailable
+from prefixcache.errors import TierUnavailable
 from prefixcache.storage.chain import BlockChain
 from prefixcache.storage.estimates import Durations, FetchDecision, FetchEstimate, Latency
-from prefixcache.storage.payload import BadPayload, PayloadHeader, prefix_bytes, verify_parts
-from prefixcache.storage.tier import Buffer, ReadOutcome, ReadResult, Tier, TierStats, WritableBuffer
+from prefixcache.storage.payload import prefix_bytes
+from prefixcache.storage.received import Received, receive
+from prefixcache.storage.tier import ReadOutcome, Tier, TierStats, WritableBuffer
 from prefixcache.storage.write_queue import WriteQueue, WriteStats
 
 logger = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
-_Block: TypeAlias = tuple[ReadResult, Buffer, Buffer, PayloadHeader]
 
 MAX_KNOWN_BLOCKS = 200_000
 MAX_RENEWED_CHAINS = 10_000
 RENEWALS_PER_LIFE = 4
 PROBE_INTERVAL_S = 30.0
-NUM_VERIFIERS = 2
+PIECE_BYTES = 12 * 2**20
 
 # What says nothing of whether a block that was found is still there.
 _NO_FAULTS: Final = (None, ReadOutcome.UNAVAILABLE.value)
@@ -117,35 +117,36 @@ class LowerTier:
                 self._start_probe(self._time_read(chain, start))
         return decision
 
-    async def read(self, chain: BlockChain, start: int, bodies: Sequence[WritableBuffer]) -> int:
+    async def read(
+        self,
+        chain: BlockChain,
+        start: int,
+        bodies: Sequence[WritableBuffer],
+        *,
+        compute_s_per_block: float | None = None,
+    ) -> int:
         """Read blocks from ``start`` on into ``bodies``; how many leading ones are whole and the blocks asked for.
 
-        What the other bodies hold afterwards is undefined. A cancelled call ends when
-        nothing writes into the bodies any more.
+        Piece by piece: one is checked while the next is on its way, and where that turns out to take longer than
+        computing the rest, no more are read. What the other bodies hold afterwards is undefined. A cancelled call
+        ends when nothing writes into the bodies any more.
         """
-        headers = [chain.header(block) for block in range(start, start + len(bodies))]
-        prefixes = [bytearray(prefix_bytes(header)) for header in headers]
-        hashes = [header.block_hash for header in headers]
-        into = [(prefix, body) for prefix, body in zip(prefixes, bodies, strict=True)]
-        started_at = self._clock()
+        share = max(PIECE_BYTES // memoryview(bodies[0]).nbytes, 1)
+        num_good, checking = 0, None
         try:
-            results = await self._tier.read(chain.root, hashes, into)
-        except TierUnavailable as error:
-            logger.debug("%s gave no blocks: %s", self.name, error)
-            self._estimate.note_read(memoryview(bodies[0]).nbytes, self._clock() - started_at)
-            self._counts.misses["unavailable"] += len(bodies)
-            return 0
-        faults = await _faults_of(list(zip(results, prefixes, bodies, headers, strict=True)))
-        num_good = next((place for place, fault in enumerate(faults) if fault is not None), len(faults))
-        self._note_read([memoryview(body).nbytes for body in bodies], num_good, self._clock() - started_at)
-        self._note_known(hashes[:num_good])
-        if num_good < len(faults):
-            self._counts.misses[str(faults[num_good])] += len(faults) - num_good
-            self._forget([name for name, fault in zip(hashes, faults, strict=True) if fault not in _NO_FAULTS])
-        await self._delete(
-            chain.root, [name for name, fault in zip(hashes, faults, strict=True) if fault == "checksum"]
-        )
-        return num_good
+            for place in range(0, len(bodies), share):
+                if place and not self._goes_on(bodies[place:], compute_s_per_block):
+                    break
+                received = await self._receive(chain, start + place, bodies[place : place + share])
+                num_good += 0 if checking is None else await checking
+                checking = None
+                if received is None or num_good < place:
+                    break
+                checking = asyncio.create_task(self._check(chain.root, received))
+            return num_good + (0 if checking is None else await checking)
+        finally:
+            if checking is not None:
+                checking.cancel()
 
     def offer(self, chain: BlockChain, block: int, body: WritableBuffer) -> None:
         """Queue a block that may not be there; what is known to be there is left alone."""
@@ -251,11 +252,40 @@ class LowerTier:
             await self._tier.read(chain.root, [header.block_hash], [into])
         self._estimate.note_read(header.body_bytes, self._clock() - started_at)
 
-    def _note_read(self, sizes: list[int], num_good: int, took_s: float) -> None:
+    def _goes_on(self, rest: Sequence[WritableBuffer], compute_s_per_block: float | None) -> bool:
+        """Whether reading the rest pays."""
+        block_bytes = memoryview(rest[0]).nbytes
+        return self._estimate.decide(len(rest), block_bytes=block_bytes, compute_s_per_block=compute_s_per_block).pays
+
+    async def _receive(self, chain: BlockChain, start: int, bodies: Sequence[WritableBuffer]) -> Received | None:
+        """The blocks as they came, None where the tier does not answer."""
+        started_at = self._clock()
+        try:
+            received = await receive(self._tier, chain, start, bodies)
+        except TierUnavailable as error:
+            logger.debug("%s gave no blocks: %s", self.name, error)
+            self._estimate.note_read(memoryview(bodies[0]).nbytes, self._clock() - started_at)
+            self._counts.misses["unavailable"] += len(bodies)
+            return None
+        took_s = self._clock() - started_at
         self._reads.add(took_s)
-        self._estimate.note_read(sum(sizes[: max(num_good, 1)]), took_s)
+        self._estimate.note_read(received.num_bytes, took_s)
+        return received
+
+    async def _check(self, root: bytes, received: Received) -> int:
+        """How many leading blocks are good; damaged ones are deleted, and what is not there may be written again."""
+        faults = await received.faults()
+        num_good = next((place for place, fault in enumerate(faults) if fault is not None), len(faults))
         self._counts.hit_blocks += num_good
-        self._counts.read_bytes += sum(sizes[:num_good])
+        self._counts.read_bytes += received.body_bytes(num_good)
+        self._note_known(received.hashes[:num_good])
+        if num_good < len(faults):
+            self._counts.misses[str(faults[num_good])] += len(faults) - num_good
+            self._forget([name for name, fault in zip(received.hashes, faults, strict=True) if fault not in _NO_FAULTS])
+        await self._delete(
+            root, [name for name, fault in zip(received.hashes, faults, strict=True) if fault == "checksum"]
+        )
+        return num_good
 
     def _note_known(self, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes:
@@ -289,30 +319,3 @@ async def _run(probe: Coroutine[Any, Any, object]) -> None:
         await probe
     except Exception:
         logger.exception("a probe failed")
-
-
-async def _faults_of(blocks: Sequence[_Block]) -> list[str | None]:
-    """Why each block is not taken, worked out on threads: a pass over megabytes is nothing for the event loop."""
-    share = -(-len(blocks) // NUM_VERIFIERS)
-    shares = [blocks[start : start + share] for start in range(0, len(blocks), share)]
-    found = await asyncio.gather(*(asyncio.to_thread(_check_all, part) for part in shares))
-    return [fault for faults in found for fault in faults]
-
-
-def _check_all(blocks: Sequence[_Block]) -> list[str | None]:
-    return [_fault_of(*block) for block in blocks]
-
-
-def _fault_of(result: ReadResult, prefix: Buffer, body: Buffer, expected: PayloadHeader) -> str | None:
-    """Why a block is not taken; None for the very block that was asked for."""
-    if result.outcome is ReadOutcome.MISSING:
-        return "absent"
-    if result.outcome is not ReadOutcome.READ:
-        return str(result.outcome.value)
-    try:
-        verify_parts(prefix, body, expected=expected)
-    except NamespaceMismatch:
-        return "namespace"
-    except BadPayload as fault:
-        return fault.reason.value
-    return None

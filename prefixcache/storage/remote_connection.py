@@ -36,6 +36,7 @@ Reply: TypeAlias = int | bytes | list[Any] | ResponseError | None
 
 # Not about one key: nothing on this node would be answered now.
 _NODE_FAULTS: Final = (ClusterDownError, NoPermissionError, ReadOnlyError)
+_LINE_END: Final = b"\r\n"
 _MISSING: Final = ReadResult(ReadOutcome.MISSING, 0)
 
 
@@ -186,10 +187,9 @@ class InPlace:
             if num_bytes > MAX_SKIPPED_BYTES:
                 raise BadReply(f"a value of {num_bytes} bytes came where {command.num_bytes} were expected")
             wire.skip(num_bytes)
-        else:
-            for buffer in command.into:
-                wire.receive(buffer)
-        if wire.read_line(expected_bytes=2):
+        end = bytearray(len(_LINE_END))
+        wire.receive([end] if num_bytes != command.num_bytes else [*command.into, end])
+        if end != _LINE_END:
             raise BadReply("a value does not end where its length says")
         is_read = num_bytes == command.num_bytes
         return ReadResult(ReadOutcome.READ if is_read else ReadOutcome.WRONG_SIZE, num_bytes)

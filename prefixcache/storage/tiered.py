@@ -69,9 +69,16 @@ class TieredStore:
             chain, run.start, run.end, block_bytes=block_bytes, compute_s_per_block=compute_s_per_block
         )
 
-    async def read(self, run: TierRun, chain: BlockChain, bodies: Sequence[WritableBuffer]) -> int:
-        """Read the first ``len(bodies)`` blocks of ``run``; how many leading ones are verified."""
-        return await run.tier.read(chain, run.start, bodies)
+    async def read(
+        self,
+        run: TierRun,
+        chain: BlockChain,
+        bodies: Sequence[WritableBuffer],
+        *,
+        compute_s_per_block: float | None = None,
+    ) -> int:
+        """Read the first ``len(bodies)`` blocks of ``run``, as far as it pays; how many leading ones are verified."""
+        return await run.tier.read(chain, run.start, bodies, compute_s_per_block=compute_s_per_block)
 
     def has_nearer(self, tier: LowerTier) -> bool:
         """Whether ``note_fetched`` would offer what came from ``tier`` to anybody."""

@@ -21,8 +21,8 @@ def test_a_line_and_then_values_in_several_buffers(ends: tuple[Wire, socket.sock
     far.sendall(b"$6\r\nabcdef\r\n-no\r\n")
     assert wire.read_line(expected_bytes=4) == b"$6"
     first, second = bytearray(2), bytearray(4)
-    wire.receive(first)
-    wire.receive(second)
+    wire.receive([first])
+    wire.receive([second])
     assert bytes(first + second) == b"abcdef"
     assert wire.read_line(expected_bytes=2) == b""
     assert wire.read_line(expected_bytes=2) == b"-no"
@@ -43,7 +43,7 @@ def test_a_shorter_line_than_expected_loses_nothing(ends: tuple[Wire, socket.soc
     assert wire.has_rest
     assert wire.read_line(expected_bytes=4) == b"$3"
     buffer = bytearray(3)
-    wire.receive(buffer)
+    wire.receive([buffer])
     assert buffer == b"abc"
 
 
@@ -78,7 +78,7 @@ def test_waiting_for_bytes_ends_at_the_deadline(ends: tuple[Wire, socket.socket]
     far.sendall(b"half")
     started_at = time.monotonic()
     with pytest.raises(TimeoutError):
-        wire.receive(bytearray(8))
+        wire.receive([bytearray(8)])
     assert time.monotonic() - started_at < 0.6
 
 
@@ -97,7 +97,7 @@ def test_nothing_is_begun_after_the_deadline() -> None:
     far.sendall(b"here")
     now_s = 2.0
     with near, far, pytest.raises(TimeoutError):
-        wire.receive(bytearray(4))
+        wire.receive([bytearray(4)])
 
 
 def test_a_closed_socket_is_said(ends: tuple[Wire, socket.socket]) -> None:
@@ -105,7 +105,7 @@ def test_a_closed_socket_is_said(ends: tuple[Wire, socket.socket]) -> None:
     far.sendall(b"half")
     far.close()
     with pytest.raises(ConnectionResetError):
-        wire.receive(bytearray(8))
+        wire.receive([bytearray(8)])
 
 
 def test_a_line_without_an_end_is_refused(ends: tuple[Wire, socket.socket]) -> None:
