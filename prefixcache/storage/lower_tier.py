@@ -28,7 +28,9 @@ MAX_KNOWN_BLOCKS = 200_000
 MAX_RENEWED_CHAINS = 10_000
 RENEWALS_PER_LIFE = 4
 PROBE_INTERVAL_S = 30.0
-PIECE_BYTES = 12 * 2**20
+PIECE_S = 0.1
+LEAST_PIECE_BYTES = 12 * 2**20
+MOST_PIECE_BYTES = 64 * 2**20
 
 # What says nothing of whether a block that was found is still there.
 _NO_FAULTS: Final = (None, ReadOutcome.UNAVAILABLE.value)
@@ -131,7 +133,7 @@ class LowerTier:
         computing the rest, no more are read. What the other bodies hold afterwards is undefined. A cancelled call
         ends when nothing writes into the bodies any more.
         """
-        share = max(PIECE_BYTES // memoryview(bodies[0]).nbytes, 1)
+        share = self._blocks_per_piece(memoryview(bodies[0]).nbytes)
         num_good, checking = 0, None
         try:
             for place in range(0, len(bodies), share):
@@ -251,6 +253,11 @@ class LowerTier:
         with suppress(TierUnavailable):
             await self._tier.read(chain.root, [header.block_hash], [into])
         self._estimate.note_read(header.body_bytes, self._clock() - started_at)
+
+    def _blocks_per_piece(self, block_bytes: int) -> int:
+        """What comes in PIECE_S by the latest reads: each piece has a cost of its own, and a deadline."""
+        likely_bytes = int((self._estimate.bytes_per_s or 0.0) * PIECE_S)
+        return max(min(max(likely_bytes, LEAST_PIECE_BYTES), MOST_PIECE_BYTES) // block_bytes, 1)
 
     def _goes_on(self, rest: Sequence[WritableBuffer], compute_s_per_block: float | None) -> bool:
         """Whether reading the rest pays."""

@@ -48,7 +48,10 @@ class Received:
 
 
 async def receive(tier: Tier, chain: BlockChain, start: int, bodies: Sequence[WritableBuffer]) -> Received:
-    """Read blocks from ``start`` on, one into each of ``bodies``. Ends, and raises TierUnavailable, as ``Tier.read``."""
+    """Read blocks from ``start`` on, one into each of ``bodies``; ends as ``Tier.read`` does.
+
+    Raises TierUnavailable.
+    """
     headers = [chain.header(block) for block in range(start, start + len(bodies))]
     prefixes = [bytearray(prefix_bytes(header)) for header in headers]
     hashes = [header.block_hash for header in headers]
