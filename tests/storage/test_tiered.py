@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from prefixcache.core.blocks import token_bytes
+from prefixcache.storage import lower_tier
 from prefixcache.storage.chain import BlockChain, BlockFormat
 from prefixcache.storage.lower_tier import PROBE_INTERVAL_S, LowerTier, LowerTierStats, TierOptions
 from prefixcache.storage.tensors import lay_out
@@ -280,6 +281,57 @@ async def test_slow_reads_are_declined_and_one_block_is_tried_again_while_nobody
     assert (decide().fetch_s or slow_s) < slow_s
     assert (await below.stats_of("redis")).declined_blocks == 15
     assert (await below.stats_of("redis")).hit_blocks == 3
+
+
+async def test_a_read_ends_where_going_on_takes_longer_than_computing(
+    below: Below, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower_tier, "LEAST_PIECE_BYTES", 2 * BODY_BYTES)
+    chain = chain_of(6)
+    await below.put(below.far, chain, range(6))
+    (run,) = await below.store.find(chain, 0, 6)
+    below.far.delay_s = 5.0
+    bodies = [bytearray(BODY_BYTES) for _ in range(6)]
+    assert await below.store.read(run, chain, bodies, compute_s_per_block=0.01) == 2
+    assert below.far.calls.count("read") == 1
+    assert bodies[:2] == [body_of(0), body_of(1)]
+
+
+@pytest.mark.parametrize("damaged", range(6))
+async def test_damage_in_any_piece_ends_the_read_there(
+    below: Below, monkeypatch: pytest.MonkeyPatch, damaged: int
+) -> None:
+    monkeypatch.setattr(lower_tier, "LEAST_PIECE_BYTES", 2 * BODY_BYTES)
+    chain = chain_of(6)
+    await below.put(below.far, chain, range(6))
+    (run,) = await below.store.find(chain, 0, 6)
+    seen: list[int] = []
+
+    def flip(into: list[list[WritableBuffer]]) -> None:
+        for buffers in into:
+            seen.append(len(seen))
+            if seen[-1] == damaged:
+                buffers[1][0] ^= 1
+
+    below.far.spoil = flip  # type: ignore[assignment]
+    assert await below.read(run, chain) == [body_of(block) for block in range(damaged)]
+    assert await below.far.inner.lookup(ROOT, chain.hashes[damaged:]) == 0
+
+
+async def test_a_tier_that_goes_down_during_a_read_gives_what_came_before(
+    below: Below, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower_tier, "LEAST_PIECE_BYTES", 2 * BODY_BYTES)
+    chain = chain_of(6)
+    await below.put(below.far, chain, range(6))
+    (run,) = await below.store.find(chain, 0, 6)
+
+    def go_down(_into: object) -> None:
+        below.far.is_down = below.far.num_read_blocks == 4
+
+    below.far.spoil = go_down
+    assert await below.read(run, chain) == [body_of(block) for block in range(4)]
+    assert (await below.stats_of("redis")).misses["unavailable"] == 2
 
 
 async def test_a_tier_whose_lookups_take_longer_than_computing_is_asked_now_and_then_while_nobody_waits(
