@@ -127,9 +127,12 @@ class Wire:
         return num_bytes
 
     def _limit(self, option: int) -> None:
-        """Let the kernel wait no longer than until the deadline, or _LATE_S later: each new limit takes a while."""
+        """Let the kernel wait no longer than until the deadline, or _LATE_S later: each new limit takes a while.
+
+        Replies that redis-py reads in between leave a time limit of Python's own on the socket.
+        """
         left_s = self._deadline.left_s()
-        if left_s + _LATE_S > self._limits_s.get(option, float("inf")):
+        if self._sock.gettimeout() is None and left_s + _LATE_S > self._limits_s.get(option, float("inf")):
             return
         left_us = max(int(left_s * 1e6), 1)
         self._sock.settimeout(None)

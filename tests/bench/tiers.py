@@ -39,7 +39,7 @@ SLOW_BYTES_PER_S = 1e6
 RATE_TURNS = 4
 MISS_TURNS = 4
 
-NAN = float("nan")
+NOTHING = "-"
 
 Seconds = dict[str, list[float]]
 
@@ -92,7 +92,7 @@ class Bench:
             rates = {link.name: measure_link(link, repeats=RATE_TURNS * self._repeats) for link in links}
         kinds = list(rates["tcp"])
         self.parts["bytes_per_s"] = [
-            {"link": name, **{kind: found.get(kind, NAN) for kind in kinds}} for name, found in rates.items()
+            {"link": name, **{kind: found.get(kind, NOTHING) for kind in kinds}} for name, found in rates.items()
         ]
         for name in ("tcp", "unix"):
             found = rates[name]
@@ -129,7 +129,7 @@ class Bench:
             "L3": ttft_s["L1"] + 0.005 + 1.3 * num_bytes / read_rate,
         }
         self.parts[f"time to first token, {PREFIX} cached tokens"] = [
-            {"from": name, "ttft_s": value, "bar_s": bars_s.get(name, NAN), "cold/this": ttft_s["cold"] / value}
+            {"from": name, "ttft_s": value, "bar_s": bars_s.get(name, NOTHING), "cold/this": ttft_s["cold"] / value}
             for name, value in ttft_s.items()
         ]
         self.notes |= {"prefix_bytes": num_bytes, "copy_bytes_per_s": copy_rate, "redis_read_bytes_per_s": read_rate}

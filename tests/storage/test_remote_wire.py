@@ -47,6 +47,33 @@ def test_a_shorter_line_than_expected_loses_nothing(ends: tuple[Wire, socket.soc
     assert buffer == b"abc"
 
 
+def test_many_buffers_are_filled_in_order_from_what_was_read_ahead_and_what_comes(
+    ends: tuple[Wire, socket.socket],
+) -> None:
+    wire, far = ends
+    buffers = [bytearray(number % 3) for number in range(2_000)]
+    expected = bytes(number % 251 for number in range(sum(map(len, buffers))))
+    far.sendall(b"+ok\r\n" + expected)
+    assert wire.read_line(expected_bytes=20) == b"+ok"
+    assert wire.has_rest
+    wire.receive(buffers)
+    assert b"".join(buffers) == expected
+    assert not wire.has_rest
+
+
+def test_a_time_limit_that_others_left_on_the_socket_does_not_outlast_the_deadline() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        wire = Wire(near, Deadline(0.3))
+        far.sendall(b"abcd")
+        wire.receive([bytearray(4)])
+        near.settimeout(20.0)
+        started_at = time.monotonic()
+        with pytest.raises(TimeoutError):
+            wire.receive([bytearray(4)])
+        assert time.monotonic() - started_at < 2.0
+
+
 def test_all_buffers_are_sent_in_order_however_many_and_large(ends: tuple[Wire, socket.socket]) -> None:
     wire, far = ends
     parts = [bytes([number % 256]) * (number * 37 % 5_000) for number in range(2_000)]
