@@ -15,6 +15,7 @@ from model_worker.kv.slots import Slot, SlotPool
 from prefixcache.cache import BlockCache, Lease, NullCache
 from prefixcache.core.blocks import num_reusable_blocks
 from prefixcache.storage.chain import BlockChain
+from prefixcache.storage.tiered import TierRun
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +25,8 @@ class CanonicalRun:
     ``tokens`` are the token bytes of ``token_ids``, ``root`` the scope root. The run owns
     ``slot`` and ``lease`` from ``Canonical.match`` to ``Canonical.end``; positions
     ``[0, num_computed)`` of the slot hold KV. A run that ``bypasses_cache`` neither takes
-    nor publishes a block.
+    nor publishes a block. ``fetched`` are the
+    blocks of its lease that came from a tier below another.
     """
 
     token_ids: list[int]
@@ -37,6 +39,7 @@ class CanonicalRun:
     num_computed: int = 0
     num_published: int = 0
     chain: BlockChain | None = None
+    fetched: tuple[TierRun, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)

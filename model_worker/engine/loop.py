@@ -246,6 +246,7 @@ class EngineLoop:
             if sequence.request.report_progress and sequence.number == 0:
                 sequence.mailbox.put(Progress(run.num_computed, len(run)))
             return
+        self._promoter.pass_on(run)
         self._canonical.release_lease(run)
         record = sequence.record
         record.saved_s = self.ledger.saved_s(record.cached_prompt_tokens, record.load_s + record.fetch_s)
@@ -334,10 +335,11 @@ class EngineLoop:
         fetches = [sequence.fetch for sequence in self.scheduler.running if sequence.fetch is not None]
         for fetch in fetches:
             fetch.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
+        await asyncio.gather(*fetches, self._promoter.stop(), return_exceptions=True)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give up what a running sequence has; no operation is under way on it."""
+        self._promoter.pass_on(sequence.run)
         self._canonical.end(sequence.run, self._slots)
         self.scheduler.remove(sequence)
 

@@ -31,7 +31,7 @@ class MovingAverage:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds that a half, 90 % and 99 % of the latest calls took at most; zeros before there were two."""
+    """Seconds that a half, 90 % and 99 % of the latest calls took at most; zeros before the first."""
 
     p50_s: float = 0.0
     p90_s: float = 0.0
@@ -58,7 +58,7 @@ class Durations:
     def latency(self) -> Latency:
         """Percentiles of what is remembered. O(n log n)."""
         if len(self._latest) < MIN_FOR_QUANTILES:
-            return Latency()
+            return Latency(*[*self._latest] * 3)
         cuts = quantiles(self._latest, n=100, method="inclusive")
         return Latency(cuts[49], cuts[89], cuts[98])
 
@@ -74,7 +74,7 @@ class FetchDecision:
 
 
 class FetchEstimate:
-    """What one tier's reads cost: seconds a byte, everything from the call to the verified block included."""
+    """What one tier's reads cost: seconds a byte from the call until the bytes are there, checks excluded."""
 
     def __init__(self) -> None:
         self._seconds_per_byte = MovingAverage()

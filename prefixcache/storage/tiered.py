@@ -69,21 +69,33 @@ class TieredStore:
                 start += found
         return runs
 
-    def decide(self, run: TierRun, *, block_bytes: int, compute_s_per_block: float | None) -> FetchDecision:
+    def decide(
+        self, run: TierRun, chain: BlockChain, *, block_bytes: int, compute_s_per_block: float | None
+    ) -> FetchDecision:
         """Whether reading ``run`` pays against computing it, by the tier's latest reads."""
-        num_blocks = run.end - run.start
-        return run.tier.decide(num_blocks, block_bytes=block_bytes, compute_s_per_block=compute_s_per_block)
+        return run.tier.decide(
+            chain, run.start, run.end, block_bytes=block_bytes, compute_s_per_block=compute_s_per_block
+        )
 
-    async def read(self, run: TierRun, chain: BlockChain, bodies: Sequence[WritableBuffer]) -> int:
-        """Read the first ``len(bodies)`` blocks of ``run``; how many leading ones are verified.
+    async def read(
+        self,
+        run: TierRun,
+        chain: BlockChain,
+        bodies: Sequence[WritableBuffer],
+        *,
+        compute_s_per_block: float | None = None,
+    ) -> int:
+        """Read the first ``len(bodies)`` blocks of ``run``, as far as it pays; how many leading ones are verified."""
+        return await run.tier.read(chain, run.start, bodies, compute_s_per_block=compute_s_per_block)
 
-        They are offered to the tiers nearer than the run's.
-        """
-        num_good = await run.tier.read(chain, run.start, bodies)
-        for tier in self._tiers[: self._tiers.index(run.tier)]:
-            for place in range(num_good):
-                tier.offer(chain, run.start + place, bodies[place])
-        return num_good
+    def has_nearer(self, tier: LowerTier) -> bool:
+        """Whether ``note_fetched`` would offer what came from ``tier`` to anybody."""
+        return self._tiers[0] is not tier
+
+    def note_fetched(self, tier: LowerTier, chain: BlockChain, block: int, body: WritableBuffer) -> None:
+        """A block that came from ``tier`` is in L1: offer it to the tiers nearer than that."""
+        for nearer in self._tiers[: self._tiers.index(tier)]:
+            nearer.offer(chain, block, body)
 
     def note_published(self, chain: BlockChain, block: int, body: WritableBuffer) -> None:
         """A block was computed and published in L1."""
