@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
 
+_UNAVAILABLE = ReadOutcome.UNAVAILABLE.value
+
 MAX_KNOWN_BLOCKS = 200_000
 MAX_RENEWED_CHAINS = 10_000
 RENEWALS_PER_LIFE = 4
@@ -89,7 +91,7 @@ class LowerTier:
             found = await self._tier.lookup(chain.root, chain.hashes[start:end])
         except TierUnavailable as error:
             logger.debug("%s was not asked: %s", self.name, error)
-            self._counts.misses["unavailable"] += end - start
+            self._counts.misses[_UNAVAILABLE] += end - start
             return 0
         self._lookups.add(self._clock() - started_at)
         if start + found < end:
@@ -123,7 +125,7 @@ class LowerTier:
         except TierUnavailable as error:
             logger.debug("%s gave no blocks: %s", self.name, error)
             self._estimate.note_read(memoryview(bodies[0]).nbytes, self._clock() - started_at)
-            self._counts.misses["unavailable"] += len(bodies)
+            self._counts.misses[_UNAVAILABLE] += len(bodies)
             return 0
         faults = [_fault_of(*found) for found in zip(results, prefixes, bodies, headers, strict=True)]
         num_good = next((place for place, fault in enumerate(faults) if fault is not None), len(faults))
@@ -131,6 +133,9 @@ class LowerTier:
         self._note_known(hashes[:num_good])
         if num_good < len(faults):
             self._counts.misses[str(faults[num_good])] += len(faults) - num_good
+            self._forget(
+                [name for name, fault in zip(hashes, faults, strict=True) if fault not in (None, _UNAVAILABLE)]
+            )
         await self._delete(
             chain.root, [name for name, fault in zip(hashes, faults, strict=True) if fault == "checksum"]
         )
@@ -222,7 +227,7 @@ class LowerTier:
             _remember(self._known, block_hash, None, MAX_KNOWN_BLOCKS)
 
     def _forget(self, hashes: Sequence[bytes]) -> None:
-        """Take blocks as absent from now on, so that they are written when they are computed again."""
+        """Take blocks as absent from now on, so that they are written, over what is there, when they are computed."""
         for block_hash in hashes:
             self._known.pop(block_hash, None)
 
@@ -230,7 +235,6 @@ class LowerTier:
         """Remove damaged blocks."""
         if not hashes:
             return
-        self._forget(hashes)
         try:
             await self._tier.delete(root, hashes)
         except TierUnavailable as error:

@@ -1,14 +1,22 @@
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 from torch import Tensor
 
+from model_worker.config import TierSettings
+from model_worker.tiers import open_store
 from model_worker.worker import Worker
+from prefixcache.storage.remote_options import RemoteOptions
 from prefixcache.storage.tiered import TieredStore
 from tests.engine.driver import Driver, collect_logits
+from tests.engine.tiers import DEADLINE_S, Crowd, Leftovers, check_tiers_rest, crowd_prompts
+from tests.fakes.valkey import Valkey, running_valkey
 
 Start: TypeAlias = Callable[..., Awaitable[Driver]]
+StartOn: TypeAlias = Callable[..., Awaitable[Driver]]
 
 
 @pytest.fixture
@@ -37,3 +45,56 @@ async def start(build_tiny: Callable[..., Worker]) -> AsyncIterator[Start]:
 async def driver(start: Start) -> Driver:
     """A started engine with the usual settings."""
     return await start()
+
+
+@pytest.fixture
+async def start_on(start: Start) -> AsyncIterator[StartOn]:
+    """Starts engines on tiers as settings have them; after the test nothing of the tiers may be left."""
+    leftovers = Leftovers()
+    drivers: list[Driver] = []
+    remotes: list[RemoteOptions] = []
+
+    async def start_engine(
+        *,
+        redis: RemoteOptions | None = None,
+        disk: Path | None = None,
+        disk_bytes: int = 16 << 20,
+        clock: Callable[[], float] = time.monotonic,
+        **changes: Any,
+    ) -> Driver:
+        settings = TierSettings(redis=redis, disk=disk, disk_bytes=disk_bytes, disk_deadline_s=DEADLINE_S)
+        driver = await start(store=await open_store(settings, clock=clock), **changes)
+        drivers.append(driver)
+        remotes.extend([redis] if redis else [])
+        return driver
+
+    yield start_engine
+    for driver in drivers:
+        if not driver.engine._loop._is_stopped:
+            await driver.check_at_rest()
+            await check_tiers_rest(driver)
+        await driver.engine.stop(grace_s=0.0)
+    await leftovers.check_none(remotes)
+
+
+@pytest.fixture(scope="session")
+def crowds() -> list[Crowd]:
+    """What is known of the usual crowd."""
+    return []
+
+
+@pytest.fixture
+async def crowd(start: Start, crowds: list[Crowd]) -> Crowd:
+    """Four requests at once, of which it is known what a worker without tiers answers."""
+    if not crowds:
+        plain = await start()
+        crowds.append(await Crowd.asked(plain, crowd_prompts()))
+        await plain.engine.stop(grace_s=0.0)
+    return crowds[0]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Valkey]:
+    """A server that a test may kill, stop and fill."""
+    with running_valkey(tmp_path / "valkey") as started:
+        yield started
