@@ -7,6 +7,7 @@ import pytest
 from torch import Tensor
 
 from model_worker.config import TierSettings
+from model_worker.engine.ledger import Ledger
 from model_worker.tiers import open_store
 from model_worker.worker import Worker
 from prefixcache.storage.remote_options import RemoteOptions
@@ -75,6 +76,15 @@ async def start_on(start: Start) -> AsyncIterator[StartOn]:
             await check_tiers_rest(driver)
         await driver.engine.stop(grace_s=0.0)
     await leftovers.check_none(remotes)
+
+
+@pytest.fixture
+def always_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines ask their tiers always, as if they never knew what computing costs.
+
+    Otherwise a tier that has become slow is left alone, and its faults are not felt.
+    """
+    monkeypatch.setattr(Ledger, "prefill_s_per_token", None)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,4 @@
-"""Requests while a tier's server or its network fails: the same tokens, a bounded time later, and nothing is left.
-
-The engine is made to ask the tiers always, as if it did not know what computing costs: otherwise a
-tier that has become slow is left alone, and its faults are not felt.
-"""
+"""Requests while a tier's server or its network fails: the same tokens, a bounded time later, and nothing is left."""
 
 import asyncio
 import ssl
@@ -12,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from model_worker.engine.ledger import Ledger
 from prefixcache.storage.breaker import BreakerState
 from tests.engine.conftest import StartOn
 from tests.engine.driver import Driver, until
@@ -36,10 +31,7 @@ SECRET = "the word of the server"
 NUM_CALLS_PER_REQUEST = 2
 MEBIBYTE = 2**20
 
-
-@pytest.fixture(autouse=True)
-def _always_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "prefill_s_per_token", None)
+pytestmark = pytest.mark.usefixtures("always_asks")
 
 
 def breaker_state(driver: Driver) -> BreakerState:

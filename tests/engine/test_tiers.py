@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prefixcache.errors import EngineStopped, RequestCancelled
-from prefixcache.storage.lower_tier import LowerTier, TierOptions
+from prefixcache.storage.lower_tier import PROBE_INTERVAL_S, LowerTier, TierOptions
 from prefixcache.storage.tiered import TieredStore
 from tests.engine.conftest import Start
 from tests.engine.driver import BLOCK_SIZE, Driver, let_loop_run, random_prompt, until
@@ -17,6 +17,7 @@ from tests.fakes.flaky_tier import FlakyTier
 
 NUM_BLOCKS = 20
 PROMPT = random_prompt(NUM_BLOCKS * BLOCK_SIZE + 3)
+MAX_PROBES = 30
 OPTIONS = TierOptions(ttl_s=600.0, max_pending_bytes=64 * 2**20)
 
 StartAbove = Callable[..., Awaitable[Driver]]
@@ -242,3 +243,19 @@ async def test_a_tier_slower_than_computing_is_left_alone(start_above: StartAbov
     assert answer.record.fetch_estimate_s is not None
     assert answer.record.compute_estimate_s is not None
     assert answer.record.fetch_estimate_s > answer.record.compute_estimate_s
+
+
+async def test_a_tier_that_gave_no_answer_is_used_again_some_half_minutes_later(start: Start, full: FlakyTier) -> None:
+    waited_s = [0.0]
+    lower = LowerTier(Unclosed(full), OPTIONS, clock=lambda: time.monotonic() + waited_s[0])
+    driver = await start(store=TieredStore([lower]))
+    await driver.answer(random_prompt(2 * BLOCK_SIZE, seed=5))
+    lower._estimate.note_read(driver.engine.description.block_bytes, 1.0)
+    answer = await driver.answer(PROMPT)
+    while answer.record.fetched_tokens_by_tier != {full.name: NUM_BLOCKS * BLOCK_SIZE}:
+        assert answer.record.fetch_outcome in ("declined", "fetched")
+        assert waited_s[0] < MAX_PROBES * PROBE_INTERVAL_S
+        waited_s[0] += PROBE_INTERVAL_S
+        await driver.settle()
+        driver.worker.cache.evict_to(0)
+        answer = await driver.answer(PROMPT)

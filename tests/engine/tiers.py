@@ -63,9 +63,9 @@ class Crowd:
         return answers
 
     async def fill(self, driver: Driver) -> None:
-        """Have all blocks of the prompts in the tiers."""
+        """Have all blocks of the prompts in the tiers, and the driver at rest."""
         await self.ask(driver)
-        await driver.engine._store.drain()
+        await written(driver)
 
     async def ask_until_fetched(self, driver: Driver, tier_name: str) -> None:
         """Wait until blocks go down and all of a prompt's come up again."""
@@ -106,6 +106,15 @@ async def is_reachable(driver: Driver) -> bool:
         except TierUnavailable:
             return False
     return True
+
+
+async def written(driver: Driver) -> None:
+    """Wait until nothing runs and all blocks are in the tiers.
+
+    Workers of one process share their model, which can be used by one of them at a time.
+    """
+    await driver.settle()
+    await driver.engine._store.drain()
 
 
 def lower_tiers(driver: Driver) -> list[LowerTier]:
