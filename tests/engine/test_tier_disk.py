@@ -21,7 +21,7 @@ from prefixcache.storage.payload import prefix_bytes
 from prefixcache.storage.remote_options import RemoteOptions
 from tests.engine.conftest import StartOn
 from tests.engine.driver import BLOCK_SIZE, Driver, random_prompt
-from tests.engine.tiers import NUM_BLOCKS, Crowd, chain_of, disk_of, empty_memory, lower_tiers, written
+from tests.engine.tiers import NUM_BLOCKS, Crowd, chain_of, cut_file, disk_of, empty_memory, lower_tiers, written
 
 PAGE_BYTES = 4_096
 NUM_OTHERS = 12
@@ -82,8 +82,8 @@ async def test_a_file_smaller_than_what_is_written(start_on: StartOn, tmp_path: 
 
 
 @pytest.mark.parametrize("length", [0, PAGE_BYTES, 2**16])
-async def test_a_file_cut_short(driver: Driver, crowd: Crowd, tmp_path: Path, length: int) -> None:
-    os.truncate(tmp_path / "disk" / BLOCKS_NAME, length)
+async def test_a_file_cut_short(driver: Driver, crowd: Crowd, length: int) -> None:
+    await cut_file(disk_of(driver), length)
     await crowd.ask(driver)
     await crowd.ask_until_fetched(driver, "disk")
 
@@ -127,17 +127,18 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("call", ["lookup", "read", "write"])
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
 async def test_a_failing_device(
-    driver: Driver, crowd: Crowd, monkeypatch: pytest.MonkeyPatch, failure: Exception, call: str
+    driver: Driver, crowd: Crowd, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(worked_on(driver, call), call, raiser(failure))
-        await crowd.ask(driver)
-        await write_a_block(driver)
-    assert (await disk_of(driver).stats()).failed_calls > 0
-    await crowd.ask_until_fetched(driver, "disk")
+    for number, call in enumerate(("lookup", "read", "write")):
+        with monkeypatch.context() as patch:
+            patch.setattr(worked_on(driver, call), call, raiser(failure))
+            await crowd.ask(driver)
+            await write_a_block(driver, number)
+        assert (await disk_of(driver).stats()).failed_calls > number
+        await crowd.ask_until_fetched(driver, "disk")
+        await empty_memory(driver)
 
 
 def worked_on(driver: Driver, call: str) -> object:
@@ -152,8 +153,8 @@ def raiser(failure: Exception) -> Any:
     return fail
 
 
-async def write_a_block(driver: Driver) -> None:
-    await driver.answer(random_prompt(BLOCK_SIZE + 1, seed=9), max_new_tokens=1)
+async def write_a_block(driver: Driver, number: int) -> None:
+    await driver.answer(random_prompt(BLOCK_SIZE + 1, seed=4_000 + number), max_new_tokens=1)
     await written(driver)
 
 

@@ -65,8 +65,9 @@ def value_of(client: redis.Redis, key: bytes) -> bytes:
 async def stored(start_on: StartOn, server: Valkey, client: redis.Redis, crowd: Crowd) -> Stored:
     writer = await start_on(redis=impatient(server.url))
     await crowd.fill(writer)
-    written = {key[-2 * HASH_BYTES :]: key for key in client.keys("*")}
-    keys = [written[block_hash.hex().encode()] for block_hash in chain_of(writer, crowd.prompts[0]).hashes]
+    found: list[Any] = client.keys("*")
+    by_hash = {key[-2 * HASH_BYTES :]: key for key in found}
+    keys = [by_hash[block_hash.hex().encode()] for block_hash in chain_of(writer, crowd.prompts[0]).hashes]
     return Stored(client, writer, crowd, keys, [value_of(client, key) for key in keys])
 
 
@@ -153,7 +154,7 @@ async def test_the_value_of_another_tenants_same_tokens_is_not_taken(stored: Sto
     await stored.writer.answer(stored.prompt, cache_salt="another")
     await written(stored.writer)
     theirs = chain_of(stored.writer, stored.prompt, cache_salt="another").hashes[PLACE].hex().encode()
-    (key,) = stored.client.keys(b"*" + theirs)
+    (key,) = list[Any](stored.client.keys(b"*" + theirs))
     stored.client.set(stored.keys[PLACE], value_of(stored.client, key), keepttl=True)
     await stored.check_is_computed_and_replaced(reader)
 

@@ -1,10 +1,12 @@
 """Engines above real tiers: requests that are asked during a fault, what a fault may cost, what must be left of it."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -14,6 +16,7 @@ from prefixcache.errors import TierUnavailable
 from prefixcache.storage.breaker import BreakerOptions
 from prefixcache.storage.chain import BlockChain
 from prefixcache.storage.disk import DiskTier
+from prefixcache.storage.disk.lane import Priority
 from prefixcache.storage.lower_tier import LowerTier
 from prefixcache.storage.remote import RemoteTier
 from prefixcache.storage.remote_options import RemoteOptions, parse_target
@@ -131,6 +134,13 @@ def disk_of(driver: Driver) -> DiskTier:
     tier = lower_tiers(driver)[0]._tier
     assert isinstance(tier, DiskTier)
     return tier
+
+
+async def cut_file(disk: DiskTier, length: int) -> None:
+    """Shorten the disk's file between two transactions; in the middle of one it would end the process."""
+    ends_at = asyncio.get_running_loop().time() + PATIENCE_S
+    cut = partial(os.truncate, disk._file._folder.blocks, length)
+    await disk._lane.run(cut, priority=Priority.PATIENT, ends_at=ends_at)
 
 
 def chain_of(driver: Driver, prompt: list[int], *, cache_salt: str = "") -> BlockChain:
