@@ -10,10 +10,11 @@ from model_worker.config import TierSettings
 from model_worker.engine.ledger import Ledger
 from model_worker.tiers import open_store
 from model_worker.worker import Worker
+from prefixcache.storage.breaker import BreakerOptions
 from prefixcache.storage.remote_options import RemoteOptions
 from prefixcache.storage.tiered import TieredStore
 from tests.engine.driver import Driver, collect_logits
-from tests.engine.tiers import DEADLINE_S, Crowd, Leftovers, check_tiers_rest, crowd_prompts
+from tests.engine.tiers import LONG_DEADLINE_S, Crowd, Leftovers, check_tiers_rest, crowd_prompts
 from tests.fakes.valkey import Valkey, running_valkey
 
 Start: TypeAlias = Callable[..., Awaitable[Driver]]
@@ -60,10 +61,11 @@ async def start_on(start: Start) -> AsyncIterator[StartOn]:
         redis: RemoteOptions | None = None,
         disk: Path | None = None,
         disk_bytes: int = 16 << 20,
+        disk_deadline_s: float = LONG_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
         **changes: Any,
     ) -> Driver:
-        settings = TierSettings(redis=redis, disk=disk, disk_bytes=disk_bytes, disk_deadline_s=DEADLINE_S)
+        settings = TierSettings(redis=redis, disk=disk, disk_bytes=disk_bytes, disk_deadline_s=disk_deadline_s)
         driver = await start(store=await open_store(settings, clock=clock), **changes)
         drivers.append(driver)
         remotes.extend([redis] if redis else [])
@@ -85,6 +87,13 @@ def always_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     Otherwise a tier that has become slow is left alone, and its faults are not felt.
     """
     monkeypatch.setattr(Ledger, "prefill_s_per_token", None)
+
+
+@pytest.fixture
+def soon_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that did not answer is probed every moment, so that it is in use again right after its fault."""
+    options = BreakerOptions(first_pause_s=0.02, longest_pause_s=0.05)
+    monkeypatch.setattr("prefixcache.storage.remote_nodes.BreakerOptions", lambda: options)
 
 
 @pytest.fixture(scope="session")

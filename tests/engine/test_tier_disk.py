@@ -21,10 +21,20 @@ from prefixcache.storage.payload import prefix_bytes
 from prefixcache.storage.remote_options import RemoteOptions
 from tests.engine.conftest import StartOn
 from tests.engine.driver import BLOCK_SIZE, Driver, random_prompt
-from tests.engine.tiers import NUM_BLOCKS, Crowd, chain_of, cut_file, disk_of, empty_memory, lower_tiers, written
+from tests.engine.tiers import (
+    DEADLINE_S,
+    NUM_BLOCKS,
+    Crowd,
+    chain_of,
+    cut_file,
+    disk_of,
+    empty_memory,
+    lower_tiers,
+    written,
+)
 
 PAGE_BYTES = 4_096
-NUM_OTHERS = 12
+NUM_OTHERS = 6
 OTHER_TOKENS = 50 * BLOCK_SIZE
 
 pytestmark = pytest.mark.usefixtures("always_asks")
@@ -33,10 +43,14 @@ pytestmark = pytest.mark.usefixtures("always_asks")
 @pytest.fixture
 async def driver(start_on: StartOn, tmp_path: Path, crowd: Crowd) -> Driver:
     """An engine whose disk has the crowd's blocks, and its memory nothing."""
-    started = await start_on(disk=tmp_path / "disk")
-    await crowd.fill(started)
-    await empty_memory(started)
-    return started
+    return await filled(await start_on(disk=tmp_path / "disk", disk_deadline_s=DEADLINE_S), crowd)
+
+
+async def filled(driver: Driver, crowd: Crowd) -> Driver:
+    """The driver, when the crowd's blocks are in its disk and no longer in its memory."""
+    await crowd.fill(driver)
+    await empty_memory(driver)
+    return driver
 
 
 async def write_much(driver: Driver) -> None:
@@ -94,7 +108,8 @@ async def test_a_file_that_is_deleted(driver: Driver, crowd: Crowd, tmp_path: Pa
     await crowd.ask_until_fetched(driver, "disk")
 
 
-async def test_a_flipped_bit_in_the_file(driver: Driver, crowd: Crowd, tmp_path: Path) -> None:
+async def test_a_flipped_bit_in_the_file(start_on: StartOn, crowd: Crowd, tmp_path: Path) -> None:
+    driver = await filled(await start_on(disk=tmp_path / "disk"), crowd)
     flip_a_bit(tmp_path / "disk" / BLOCKS_NAME, driver, crowd.prompts[0], block=5)
     answer = await driver.answer(crowd.prompts[0])
     assert answer.token_ids == crowd.token_ids[0]

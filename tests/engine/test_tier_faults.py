@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.engine.tiers import (
     empty_memory,
     fetched_tokens,
     impatient,
+    patient,
     remote_of,
 )
 from tests.fakes.certificates import Authority
@@ -31,7 +33,7 @@ SECRET = "the word of the server"
 NUM_CALLS_PER_REQUEST = 2
 MEBIBYTE = 2**20
 
-pytestmark = pytest.mark.usefixtures("always_asks")
+pytestmark = pytest.mark.usefixtures("always_asks", "soon_asks_again")
 
 
 def breaker_state(driver: Driver) -> BreakerState:
@@ -116,7 +118,7 @@ async def test_a_stopped_server_does_not_keep_the_engine_from_stopping(
 @pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru", "volatile-lru", "allkeys-lfu"])
 async def test_a_full_server(start_on: StartOn, server: Valkey, crowd: Crowd, policy: str) -> None:
     fill_up(server, policy)
-    writer, reader = [await start_on(redis=impatient(server.url)) for _ in range(2)]
+    writer, reader = [await start_on(redis=patient(server.url)) for _ in range(2)]
     await crowd.fill(writer)
     await crowd.ask(reader)
     stats = await remote_of(writer).stats()
@@ -184,7 +186,7 @@ async def test_an_expired_certificate(start_on: StartOn, server: Valkey, crowd: 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(expired.certificate, expired.key)
     with Proxy(server.port, tls=context) as proxy:
-        driver = await start_on(redis=impatient(f"rediss://127.0.0.1:{proxy.port}", ca_file=authority.ca_file))
+        driver = await start_on(redis=replace(patient(f"rediss://127.0.0.1:{proxy.port}"), ca_file=authority.ca_file))
         await crowd.ask(driver)
         with server.client() as client:
             assert client.dbsize() == 0
@@ -209,7 +211,7 @@ async def test_a_killed_node_of_a_cluster(start_on: StartOn, tmp_path: Path, cro
 
 @pytest.mark.parametrize("call", ["lookup", "read", "write"])
 async def test_a_flush_in_the_middle(start_on: StartOn, server: Valkey, crowd: Crowd, call: str) -> None:
-    driver = await start_on(redis=impatient(server.url))
+    driver = await start_on(redis=patient(server.url))
     if call != "write":
         await crowd.fill(driver)
         await empty_memory(driver)
@@ -244,7 +246,7 @@ async def test_a_clock_that_jumps(
     start_on: StartOn, server: Valkey, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
     clock = JumpingClock()
-    driver = await start_on(redis=impatient(server.url), disk=tmp_path / "disk", clock=clock)
+    driver = await start_on(redis=patient(server.url), disk=tmp_path / "disk", clock=clock)
     await crowd.fill(driver)
     wall_clock: Callable[[], float] = time.time
     monkeypatch.setattr(time, "time", lambda: wall_clock() + jump_s)

@@ -14,7 +14,7 @@ from torch import Tensor
 from model_worker.models import loading
 from tests.engine.conftest import Start, StartOn
 from tests.engine.driver import BLOCK_SIZE, Answer, Driver, random_prompt
-from tests.engine.tiers import empty_memory, impatient, lower_tiers, num_reusable_tokens, written
+from tests.engine.tiers import empty_memory, lower_tiers, num_reusable_tokens, patient, written
 from tests.fakes.valkey import Valkey
 
 NUM_BLOCKS = 20
@@ -58,8 +58,8 @@ async def test_what_one_worker_computed_another_takes_from_the_server(
     start: Start, start_on: StartOn, server: Valkey, dtype: str
 ) -> None:
     cold = await cold_run(start, dtype=dtype)
-    await fill(await start_on(redis=impatient(server.url), dtype=dtype))
-    other = await start_on(redis=impatient(server.url), dtype=dtype)
+    await fill(await start_on(redis=patient(server.url), dtype=dtype))
+    other = await start_on(redis=patient(server.url), dtype=dtype)
     await check_fetches_cold_bits(other, cold, {"redis": NUM_BLOCKS})
 
 
@@ -68,8 +68,8 @@ async def test_a_prefix_that_another_prompt_left_has_the_bits_of_a_cold_run(
     start: Start, start_on: StartOn, server: Valkey, num_blocks: int
 ) -> None:
     cold = await cold_run(start)
-    await fill(await start_on(redis=impatient(server.url)), [*PROMPT[: num_blocks * BLOCK_SIZE], 7, 7, 7])
-    other = await start_on(redis=impatient(server.url))
+    await fill(await start_on(redis=patient(server.url)), [*PROMPT[: num_blocks * BLOCK_SIZE], 7, 7, 7])
+    other = await start_on(redis=patient(server.url))
     await check_fetches_cold_bits(other, cold, {"redis": num_blocks})
 
 
@@ -77,8 +77,8 @@ async def test_memory_disk_and_server_each_give_a_part(
     start: Start, start_on: StartOn, server: Valkey, tmp_path: Path
 ) -> None:
     cold = await cold_run(start)
-    await fill(await start_on(redis=impatient(server.url)))
-    driver = await start_on(redis=impatient(server.url), disk=tmp_path / "disk")
+    await fill(await start_on(redis=patient(server.url)))
+    driver = await start_on(redis=patient(server.url), disk=tmp_path / "disk")
     await fill(driver, PROMPT[: 12 * BLOCK_SIZE + 1])
     await empty_memory(driver)
     await fill(driver, PROMPT[: 5 * BLOCK_SIZE + 1])
@@ -101,32 +101,32 @@ async def test_a_worker_that_comes_back_finds_its_disk(
 
 async def test_a_worker_that_comes_back_finds_the_server(start: Start, start_on: StartOn, server: Valkey) -> None:
     cold = await cold_run(start)
-    before = await start_on(redis=impatient(server.url))
+    before = await start_on(redis=patient(server.url))
     await fill(before)
     await before.engine.stop(grace_s=0.0)
-    await check_fetches_cold_bits(await start_on(redis=impatient(server.url)), cold, {"redis": NUM_BLOCKS})
+    await check_fetches_cold_bits(await start_on(redis=patient(server.url)), cold, {"redis": NUM_BLOCKS})
 
 
 async def test_what_came_from_the_server_is_on_the_disk_when_the_server_is_gone(
     start: Start, start_on: StartOn, server: Valkey, tmp_path: Path
 ) -> None:
     cold = await cold_run(start)
-    await fill(await start_on(redis=impatient(server.url)))
-    before = await start_on(redis=impatient(server.url), disk=tmp_path / "disk")
+    await fill(await start_on(redis=patient(server.url)))
+    before = await start_on(redis=patient(server.url), disk=tmp_path / "disk")
     await fill(before)
     await before.engine.stop(grace_s=0.0)
     server.kill()
-    after = await start_on(redis=impatient(server.url), disk=tmp_path / "disk")
+    after = await start_on(redis=patient(server.url), disk=tmp_path / "disk")
     await check_fetches_cold_bits(after, cold, {"disk": NUM_BLOCKS})
 
 
 async def test_what_is_written_last_is_there_after_the_worker_has_stopped(
     start_on: StartOn, server: Valkey, tmp_path: Path
 ) -> None:
-    before = await start_on(redis=impatient(server.url), disk=tmp_path / "disk")
+    before = await start_on(redis=patient(server.url), disk=tmp_path / "disk")
     await before.answer(PROMPT)
     await before.engine.stop(grace_s=0.0)
-    for tiers in ({"redis": impatient(server.url)}, {"disk": tmp_path / "disk"}):
+    for tiers in ({"redis": patient(server.url)}, {"disk": tmp_path / "disk"}):
         after = await start_on(**tiers)
         assert (await after.answer(PROMPT)).record.cached_prompt_tokens == num_reusable_tokens(PROMPT)
 
@@ -181,18 +181,18 @@ async def test_a_worker_that_computes_otherwise_hits_nothing_at_any_tier(
     change: Change,
 ) -> None:
     disk = tmp_path / "disk"
-    before = await start_on(redis=impatient(server.url), disk=disk)
+    before = await start_on(redis=patient(server.url), disk=disk)
     await fill(before)
     await before.engine.stop(grace_s=0.0)
     changes = change(shutil.copytree(tiny_folder, tmp_path / tiny_folder.name), monkeypatch)
-    other = await start_on(redis=impatient(server.url), disk=disk, **changes)
+    other = await start_on(redis=patient(server.url), disk=disk, **changes)
     answer = await other.answer(PROMPT)
     assert (answer.record.cached_prompt_tokens, answer.record.fetch_outcome) == (0, "absent")
     assert [(await lower.stats()).hit_blocks for lower in lower_tiers(other)] == [0, 0]
 
 
 async def test_another_salt_hits_nothing_at_any_tier(start_on: StartOn, server: Valkey, tmp_path: Path) -> None:
-    driver = await start_on(redis=impatient(server.url), disk=tmp_path / "disk")
+    driver = await start_on(redis=patient(server.url), disk=tmp_path / "disk")
     await fill(driver, cache_salt="mine")
     await empty_memory(driver)
     for salt in ("", "theirs"):
@@ -211,7 +211,7 @@ async def test_two_workers_at_once_fill_and_use_one_server(
     expected = [(await plain.answer(prompt)).token_ids for prompt in prompts]
     await plain.engine.stop(grace_s=0.0)
     monkeypatch.setattr("model_worker.worker.load", loading.load)
-    workers = [await start_on(redis=impatient(server.url)) for _ in range(2)]
+    workers = [await start_on(redis=patient(server.url)) for _ in range(2)]
     for _ in range(3):
         asked = [(driver, number) for number in range(len(prompts)) for driver in workers]
         answers = await asyncio.gather(*(driver.answer(prompts[number]) for driver, number in asked))

@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefixcache.storage.breaker import BreakerOptions
 from prefixcache.storage.disk import DiskTier
 from tests.engine.conftest import Start, StartOn
 from tests.engine.driver import BLOCK_SIZE, Driver, random_prompt
@@ -28,14 +27,7 @@ MEMORY_BYTES = 24 * BLOCK_BYTES
 SHORT_DEADLINE_S = 0.1
 MAX_GROWTH_BYTES = 32 << 20
 
-pytestmark = pytest.mark.usefixtures("always_asks")
-
-
-@pytest.fixture(autouse=True)
-def _soon_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a server is in use again a moment after its fault."""
-    options = BreakerOptions(first_pause_s=0.01, longest_pause_s=0.02)
-    monkeypatch.setattr("prefixcache.storage.remote_nodes.BreakerOptions", lambda: options)
+pytestmark = pytest.mark.usefixtures("always_asks", "soon_asks_again")
 
 
 def storm_prompts() -> list[list[int]]:

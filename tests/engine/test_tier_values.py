@@ -13,7 +13,7 @@ from prefixcache.storage.payload import encode
 from prefixcache.storage.tensors import TensorSpec
 from tests.engine.conftest import StartOn
 from tests.engine.driver import BLOCK_SIZE, Answer, Driver
-from tests.engine.tiers import NUM_BLOCKS, Crowd, chain_of, empty_memory, impatient, written
+from tests.engine.tiers import NUM_BLOCKS, Crowd, chain_of, empty_memory, patient, written
 from tests.fakes.valkey import Valkey
 from tests.storage.payload_samples import forge, record_of
 
@@ -63,7 +63,7 @@ def value_of(client: redis.Redis, key: bytes) -> bytes:
 
 @pytest.fixture
 async def stored(start_on: StartOn, server: Valkey, client: redis.Redis, crowd: Crowd) -> Stored:
-    writer = await start_on(redis=impatient(server.url))
+    writer = await start_on(redis=patient(server.url))
     await crowd.fill(writer)
     found: list[Any] = client.keys("*")
     by_hash = {key[-2 * HASH_BYTES :]: key for key in found}
@@ -74,7 +74,7 @@ async def stored(start_on: StartOn, server: Valkey, client: redis.Redis, crowd: 
 @pytest.fixture
 async def reader(start_on: StartOn, server: Valkey) -> Driver:
     """A worker that has written nothing."""
-    return await start_on(redis=impatient(server.url))
+    return await start_on(redis=patient(server.url))
 
 
 def shorter(stored: Stored) -> bytes:

@@ -22,6 +22,7 @@ from prefixcache.storage.remote import RemoteTier
 from prefixcache.storage.remote_options import RemoteOptions, parse_target
 from tests.engine.driver import BLOCK_SIZE, PATIENCE_S, Answer, Driver, random_prompt, until
 
+LONG_DEADLINE_S = 10.0
 DEADLINE_S = 0.25
 # A request fails at one lookup and one read of its own, and waits for others' fetches until the breaker opens.
 MAX_FAILING_CALLS = BreakerOptions().num_failures + 1
@@ -204,5 +205,10 @@ def _connections_to(ports: set[int]) -> list[Any]:
 
 
 def impatient(url: str, **options: Any) -> RemoteOptions:
-    """A remote store of which a call may take DEADLINE_S."""
+    """A remote store of which a call may take DEADLINE_S, for faults that cost it."""
     return replace(RemoteOptions(url, deadline_s=DEADLINE_S), **options)
+
+
+def patient(url: str) -> RemoteOptions:
+    """A remote store whose answers are waited for, however busy the machine is."""
+    return RemoteOptions(url, deadline_s=LONG_DEADLINE_S)

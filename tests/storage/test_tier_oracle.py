@@ -26,10 +26,10 @@ from tests.storage.tier_contract import LONG_S, chain
 NUM_CALLS = 10_000
 NUM_CALLERS = 4
 CALLS_BETWEEN_CHECKS = 50
-DISK_BYTES = 4 * 2**20
-SERVER_BYTES = 4 * 2**20
+DISK_BYTES = 2 * 2**20
+SERVER_BYTES = 2 * 2**20
 BUFFERS_BYTES = 2**20
-SIZES = (200, 3_000, 40_000, 150_000)
+SIZES = (200, 3_000, 20_000, 60_000)
 HASHES = chain(20, name="oracle")
 
 
