@@ -74,7 +74,6 @@ async def start_on(start: Start) -> AsyncIterator[StartOn]:
     yield start_engine
     for driver in drivers:
         if not driver.engine._loop._is_stopped:
-            await driver.check_at_rest()
             await check_tiers_rest(driver)
         await driver.engine.stop(grace_s=0.0)
     await leftovers.check_none(remotes)

@@ -97,7 +97,7 @@ def fetched_tokens(answers: Iterable[Answer]) -> int:
 
 async def empty_memory(driver: Driver) -> None:
     """Leave no block in L1; the tiers keep theirs."""
-    await driver.settle()
+    await at_rest(driver)
     driver.worker.cache.evict_to(0)
 
 
@@ -117,8 +117,14 @@ async def written(driver: Driver) -> None:
 
     Workers of one process share their model, which can be used by one of them at a time.
     """
-    await driver.settle()
+    await at_rest(driver)
     await driver.engine._store.drain()
+
+
+async def at_rest(driver: Driver) -> None:
+    """Wait until nothing waits, runs or holds a block."""
+    await driver.settle()
+    await until(lambda: not driver.engine.stats().cache.num_held_blocks)
 
 
 def lower_tiers(driver: Driver) -> list[LowerTier]:
@@ -165,8 +171,9 @@ def before_next(tier: object, call: str, act: Callable[[], object]) -> asyncio.E
 
 
 async def check_tiers_rest(driver: Driver) -> None:
-    """Assert that no fetch, write, call or connection of the tiers is under way."""
-    await driver.engine._store.drain()
+    """Wait for rest; assert that nothing is held and no fetch, write, call or connection is under way."""
+    await written(driver)
+    await driver.check_at_rest()
     assert driver.engine._loop._promoter._fetching == {}
     for lower in lower_tiers(driver):
         assert lower._queue.stats.pending_bytes == 0
