@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
 
+_UNAVAILABLE = ReadOutcome.UNAVAILABLE.value
+
 MAX_KNOWN_BLOCKS = 200_000
 MAX_RENEWED_CHAINS = 10_000
 RENEWALS_PER_LIFE = 4
@@ -320,7 +322,7 @@ class LowerTier:
             _remember(self._known, block_hash, None, MAX_KNOWN_BLOCKS)
 
     def _forget(self, hashes: Sequence[bytes]) -> None:
-        """Take blocks as absent from now on, so that they are written when they are computed again."""
+        """Take blocks as absent from now on, so that they are written, over what is there, when they are computed."""
         for block_hash in hashes:
             self._known.pop(block_hash, None)
 
@@ -328,7 +330,6 @@ class LowerTier:
         """Remove damaged blocks."""
         if not hashes:
             return
-        self._forget(hashes)
         try:
             await self._tier.delete(root, hashes)
         except TierUnavailable as error:

@@ -19,6 +19,7 @@ from model_worker.kv.slots import Slot
 from model_worker.worker import Worker, build
 from prefixcache.accounting import RequestRecord
 from prefixcache.core.blocks import num_reusable_blocks
+from prefixcache.storage.tiered import TieredStore
 from tests.prompts import Prompt, prompts
 
 DEMO_MODEL = "smollm2-135m"
@@ -50,11 +51,11 @@ class Observed:
 class Lab:
     """One worker on the demo model, watched."""
 
-    def __init__(self, *, dtype: str, l1_bytes: int = 1 << 28) -> None:
+    def __init__(self, *, dtype: str, l1_bytes: int = 1 << 28, store: TieredStore | None = None) -> None:
         settings = WorkerSettings(
             model=DEMO_MODEL, device="cpu", dtype=dtype, max_num_seqs=NUM_SLOTS, l1_bytes=l1_bytes
         )
-        self.worker: Worker = build(settings, observe_logits=self._observe)
+        self.worker: Worker = build(settings, observe_logits=self._observe, store=store)
         self.dtype = dtype
         self._observed: defaultdict[str, Observed] = defaultdict(Observed)
         self._cold: dict[tuple[int, ...], Answer] = {}

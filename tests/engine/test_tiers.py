@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prefixcache.errors import EngineStopped, RequestCancelled
-from prefixcache.storage.lower_tier import LowerTier, TierOptions
+from prefixcache.storage.lower_tier import PROBE_INTERVAL_S, LowerTier, TierOptions
 from prefixcache.storage.registry import ROOT as REGISTRY_ROOT
 from prefixcache.storage.tiered import TieredStore
 from tests.engine.conftest import Start
@@ -18,6 +18,7 @@ from tests.fakes.flaky_tier import FlakyTier
 
 NUM_BLOCKS = 20
 PROMPT = random_prompt(NUM_BLOCKS * BLOCK_SIZE + 3)
+MAX_PROBES = 30
 OPTIONS = TierOptions(ttl_s=600.0, max_pending_bytes=64 * 2**20)
 
 StartAbove = Callable[..., Awaitable[Driver]]
@@ -300,3 +301,19 @@ async def test_a_clear_while_blocks_are_passed_on_holds_nothing(stacked: Stacked
     await until(lambda: stacked.num_held == 0)
     await until(lambda: stacked.num_near == NUM_BLOCKS)
     stacked.driver.engine._cache.check()
+
+
+async def test_a_tier_that_gave_no_answer_is_used_again_some_half_minutes_later(start: Start, full: FlakyTier) -> None:
+    waited_s = [0.0]
+    lower = LowerTier(Unclosed(full), OPTIONS, clock=lambda: time.monotonic() + waited_s[0])
+    driver = await start(store=TieredStore([lower]))
+    await driver.answer(random_prompt(2 * BLOCK_SIZE, seed=5))
+    lower._estimate.note_read(driver.engine.description.block_bytes, 1.0)
+    answer = await driver.answer(PROMPT)
+    while answer.record.fetched_tokens_by_tier != {full.name: NUM_BLOCKS * BLOCK_SIZE}:
+        assert answer.record.fetch_outcome in ("declined", "fetched")
+        assert waited_s[0] < MAX_PROBES * PROBE_INTERVAL_S
+        waited_s[0] += PROBE_INTERVAL_S
+        await driver.settle()
+        driver.worker.cache.evict_to(0)
+        answer = await driver.answer(PROMPT)

@@ -167,6 +167,19 @@ async def test_a_damaged_block_ends_the_read_is_counted_and_deleted(below: Below
     assert (await below.stats_of("redis")).misses["checksum"] == 2
 
 
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["gone", "damaged"])
+async def test_a_known_block_that_was_not_as_written_is_written_again(below: Below, is_damaged: bool) -> None:
+    chain = chain_of(3)
+    await below.publish(chain)
+    (run,) = await below.store.find(chain, 0, 3)
+    await below.near.inner.delete(ROOT, chain.hashes[1:2])
+    if is_damaged:
+        await below.near.inner.write(ROOT, [TierEntry(chain.hashes[1], [b"something else"], ttl_s=600.0)])
+    assert await below.read(run, chain) == [body_of(0)]
+    await below.publish(chain)
+    assert await below.read(run, chain) == [body_of(block) for block in range(3)]
+
+
 async def test_a_block_of_another_format_is_a_miss_and_stays(below: Below) -> None:
     chain = chain_of(1)
     await below.put(below.far, chain, range(1))
