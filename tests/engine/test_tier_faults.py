@@ -14,6 +14,7 @@ from tests.engine.conftest import StartOn
 from tests.engine.driver import Driver, until
 from tests.engine.tiers import (
     DEADLINE_S,
+    MAX_FAILING_CALLS,
     NUM_BLOCKS,
     SLACK_S,
     Crowd,
@@ -31,6 +32,7 @@ from tests.fakes.valkey import Valkey, running_cluster, running_valkey
 
 SECRET = "the word of the server"
 NUM_CALLS_PER_REQUEST = 2
+FELT_DEADLINE_S = 1.0
 MEBIBYTE = 2**20
 
 pytestmark = pytest.mark.usefixtures("always_asks", "soon_asks_again")
@@ -66,14 +68,15 @@ async def test_a_server_killed_during_a_call(start_on: StartOn, server: Valkey, 
 
 
 async def test_a_stopped_server_costs_its_deadlines_once(start_on: StartOn, server: Valkey, crowd: Crowd) -> None:
-    driver = await start_on(redis=impatient(server.url))
+    driver = await start_on(redis=impatient(server.url, deadline_s=FELT_DEADLINE_S))
     await crowd.fill(driver)
     await empty_memory(driver)
     server.pause()
-    await crowd.ask(driver)
+    await crowd.ask(driver, extra_s=MAX_FAILING_CALLS * FELT_DEADLINE_S + SLACK_S)
     assert breaker_state(driver) is not BreakerState.CLOSED
     await empty_memory(driver)
-    await crowd.ask(driver, extra_s=SLACK_S)
+    answers = await crowd.ask(driver)
+    assert max(answer.record.fetch_s for answer in answers) < FELT_DEADLINE_S
     server.resume()
     await crowd.ask_until_fetched(driver, "redis")
 

@@ -26,7 +26,7 @@ LONG_DEADLINE_S = 10.0
 DEADLINE_S = 0.25
 # A request fails at one lookup and one read of its own, and waits for others' fetches until the breaker opens.
 MAX_FAILING_CALLS = BreakerOptions().num_failures + 1
-SLACK_S = 1.0
+SLACK_S = 3.0
 LONGEST_EXTRA_S = MAX_FAILING_CALLS * DEADLINE_S + SLACK_S
 
 NUM_REQUESTS = 4
@@ -63,7 +63,7 @@ class Crowd:
         answers = await asyncio.gather(*(driver.answer(prompt) for prompt in self.prompts))
         took_s = time.monotonic() - started_at
         assert [answer.token_ids for answer in answers] == self.token_ids
-        assert took_s < self.plain_s + extra_s
+        assert took_s < self.plain_s + extra_s, f"it took {took_s:.2f} s, without tiers {self.plain_s:.2f} s"
         return answers
 
     async def fill(self, driver: Driver) -> None:
