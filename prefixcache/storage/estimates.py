@@ -28,6 +28,10 @@ class MovingAverage:
         """Take in one value."""
         self.value = value if self.value is None else self.value + WEIGHT * (value - self.value)
 
+    def restart(self, value: float) -> None:
+        """Take ``value`` for all that is known: what went before is old."""
+        self.value = value
+
 
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -49,6 +53,11 @@ class Durations:
         """Take in one call."""
         self._latest.append(seconds)
         self._average.add(seconds)
+
+    def restart(self, seconds: float) -> None:
+        """Take in one call after which those before it no longer count for the average."""
+        self._latest.append(seconds)
+        self._average.restart(seconds)
 
     @property
     def average_s(self) -> float | None:
@@ -82,6 +91,10 @@ class FetchEstimate:
     def note_read(self, num_bytes: int, seconds: float) -> None:
         """Take in one read that was answered, or gave up after ``seconds``."""
         self._seconds_per_byte.add(seconds / max(num_bytes, 1))
+
+    def restart(self, num_bytes: int, seconds: float) -> None:
+        """Take in one answered read after which those before it no longer count."""
+        self._seconds_per_byte.restart(seconds / max(num_bytes, 1))
 
     @property
     def bytes_per_s(self) -> float | None:

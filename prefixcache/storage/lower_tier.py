@@ -80,7 +80,7 @@ class LowerTier:
         self._tier = tier
         self._options = options
         self._clock = clock
-        self._queue = WriteQueue(tier, max_bytes=options.max_pending_bytes)
+        self._queue = WriteQueue(tier, max_bytes=options.max_pending_bytes, on_lost=self._forget)
         self._estimate = FetchEstimate()
         self._lookups = Durations()
         self._reads = Durations()
@@ -99,7 +99,7 @@ class LowerTier:
         if not self._is_worth_asking(len(hashes), compute_s_per_block):
             self._counts.declined_blocks += len(hashes)
             if self._may_probe():
-                self._start_probe(self._time_lookup(chain.root, hashes))
+                self._start_probe(self._time_lookup(chain.root, hashes, is_trial=True))
             return 0
         found = await self._time_lookup(chain.root, hashes)
         if found is None:
@@ -257,7 +257,7 @@ class LowerTier:
             return
         self._probe = asyncio.get_running_loop().create_task(_run(probe), name=f"probe of {self.name}")
 
-    async def _time_lookup(self, root: bytes, hashes: Sequence[bytes]) -> int | None:
+    async def _time_lookup(self, root: bytes, hashes: Sequence[bytes], *, is_trial: bool = False) -> int | None:
         """How many leading blocks are there, None where the tier does not answer."""
         started_at = self._clock()
         try:
@@ -265,7 +265,8 @@ class LowerTier:
         except TierUnavailable as error:
             logger.debug("%s was not asked: %s", self.name, error)
             return None
-        self._lookups.add(self._clock() - started_at)
+        note = self._lookups.restart if is_trial else self._lookups.add
+        note(self._clock() - started_at)
         return found
 
     async def _time_read(self, chain: BlockChain, block: int) -> None:
@@ -273,9 +274,12 @@ class LowerTier:
         header = chain.header(block)
         into = [bytearray(prefix_bytes(header)), bytearray(header.body_bytes)]
         started_at = self._clock()
-        with suppress(TierUnavailable):
+        try:
             await self._tier.read(chain.root, [header.block_hash], [into])
-        self._estimate.note_read(header.body_bytes, self._clock() - started_at)
+        except TierUnavailable as error:
+            logger.debug("%s does not answer yet: %s", self.name, error)
+        else:
+            self._estimate.restart(header.body_bytes, self._clock() - started_at)
 
     def _blocks_per_piece(self, block_bytes: int) -> int:
         """What comes in PIECE_S by the latest reads: each piece has a cost of its own, and a deadline."""

@@ -18,7 +18,7 @@ from tests.fakes.flaky_tier import FlakyTier
 
 NUM_BLOCKS = 20
 PROMPT = random_prompt(NUM_BLOCKS * BLOCK_SIZE + 3)
-MAX_PROBES = 30
+MAX_PROBES = 4
 OPTIONS = TierOptions(ttl_s=600.0, max_pending_bytes=64 * 2**20)
 
 StartAbove = Callable[..., Awaitable[Driver]]
