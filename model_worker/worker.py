@@ -17,9 +17,9 @@ import torch
 from model_worker.config import CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE, WorkerSettings
 from model_worker.engine.admission import EngineLimits
 from model_worker.engine.engine import Engine
-from model_worker.engine.loop import EngineParts
 from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.runner import ModelRunner
+from model_worker.engine.state import EngineParts
 from model_worker.facts import worker_facts
 from model_worker.kv.slots import CellArray, Slot, SlotPool
 from model_worker.memory_plan import MemoryPlan, available_bytes, free_bytes
@@ -163,6 +163,8 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
         max_num_seqs=settings.max_num_seqs,
         max_waiting=settings.max_waiting,
         default_max_new_tokens=settings.default_max_new_tokens,
+        prefill_blocks=settings.prefill_blocks,
+        max_reorder_wait_s=settings.max_reorder_wait_s,
     )
 
 

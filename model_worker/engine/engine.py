@@ -17,9 +17,10 @@ from model_worker.engine.admission import EngineLimits
 from model_worker.engine.diagnosis import Diagnosis, MeasuringRoom
 from model_worker.engine.io_pool import IoPool
 from model_worker.engine.listing import list_page
-from model_worker.engine.loop import EngineLoop, EngineParts
+from model_worker.engine.loop import EngineLoop
 from model_worker.engine.request import Event, Finished, GenerateRequest
 from model_worker.engine.sequence import Phase, Sequence
+from model_worker.engine.state import EngineParts
 from model_worker.engine.statistics import (
     ClearResult,
     EvictResult,
@@ -155,7 +156,13 @@ class Engine:
         return {name: num_blocks * size for name, num_blocks in found.items()}
 
     async def warm(
-        self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str, timeout_s: float | None = None
+        self,
+        prompt_token_ids: list[int],
+        *,
+        cache_salt: str,
+        request_id: str,
+        timeout_s: float | None = None,
+        priority: int = 0,
     ) -> WarmResult:
         """Compute the prompt's full blocks that are not cached, as one request; cancelling the task aborts it.
 
@@ -167,7 +174,12 @@ class Engine:
                 "--l1-bytes"
             )
         request = GenerateRequest(
-            request_id, prompt_token_ids, cache_salt=cache_salt, only_warms=True, timeout_s=timeout_s
+            request_id,
+            prompt_token_ids,
+            cache_salt=cache_salt,
+            only_warms=True,
+            timeout_s=timeout_s,
+            priority=priority,
         )
         async with aclosing(self.generate(request)) as events:
             (record,) = [event.record async for event in events if isinstance(event, Finished)]

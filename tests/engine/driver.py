@@ -64,7 +64,7 @@ class Driver:
 
     @property
     def runner(self) -> ModelRunner:
-        return self.engine._loop._runner
+        return self.engine._loop.state.parts.runner
 
     @property
     def gauges(self) -> EngineStats:
@@ -83,6 +83,7 @@ class Driver:
         min_new_tokens: int = 0,
         bypass_prefix_cache: bool = False,
         report_progress: bool = False,
+        priority: int = 0,
     ) -> GenerateRequest:
         stopping = StopConditions(max_new_tokens, stop, stop_token_ids, ignore_eos, min_new_tokens)
         return GenerateRequest(
@@ -93,6 +94,7 @@ class Driver:
             cache_salt,
             bypass_prefix_cache,
             report_progress,
+            priority=priority,
         )
 
     async def answer(self, prompt: list[int], **options: Any) -> Answer:
