@@ -58,7 +58,9 @@ class WorkerSettings:
     is 64 on CPU and 256 on CUDA; ``num_threads`` None is all cores the process may use.
     An iteration computes at most ``prefill_blocks`` blocks of prompts between two tokens of
     running streams. Of waiting requests of one priority the one with the longest cached
-    prefix goes first, until another has waited ``max_reorder_wait_s`` seconds.
+    prefix goes first, until another has waited ``max_reorder_wait_s`` seconds. With
+    ``is_recompute_enabled`` an idle worker computes generated tokens again, canonically, for the
+    cache.
     With ``verifies_weights`` the model's files are hashed at this start, whatever is
     remembered of them.
     A value that no worker can have is a ConfigError that names its field.
@@ -75,6 +77,7 @@ class WorkerSettings:
     default_max_new_tokens: int = 256
     prefill_blocks: int = 1
     max_reorder_wait_s: float = 5.0
+    is_recompute_enabled: bool = True
     block_size: int | None = None
     l1_bytes: int = 1 << 30
     is_cache_enabled: bool = True

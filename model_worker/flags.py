@@ -88,6 +88,9 @@ def _add_scheduling_flags(flags: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long others with longer cached prefixes may go first",
     )
+    scheduling.add_argument(
+        "--no-recompute", action="store_true", help="do not bring generated tokens into the cache when idle"
+    )
 
 
 def _add_tier_flags(flags: argparse.ArgumentParser) -> None:
@@ -145,6 +148,7 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
         default_max_new_tokens=arguments.max_new_tokens,
         prefill_blocks=arguments.prefill_blocks,
         max_reorder_wait_s=arguments.max_reorder_wait,
+        is_recompute_enabled=not arguments.no_recompute,
         block_size=arguments.block_size,
         l1_bytes=arguments.l1_bytes,
         is_cache_enabled=not arguments.no_cache,

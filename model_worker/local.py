@@ -27,6 +27,7 @@ class LocalSettings(TypedDict, total=False):
     default_max_new_tokens: int
     prefill_blocks: int
     max_reorder_wait_s: float
+    is_recompute_enabled: bool
     block_size: int | None
     l1_bytes: int
     is_cache_enabled: bool

@@ -165,6 +165,7 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
         default_max_new_tokens=settings.default_max_new_tokens,
         prefill_blocks=settings.prefill_blocks,
         max_reorder_wait_s=settings.max_reorder_wait_s,
+        is_recompute_enabled=settings.is_recompute_enabled,
     )
 
 

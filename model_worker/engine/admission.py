@@ -31,6 +31,7 @@ class EngineLimits:
     default_max_new_tokens: int
     prefill_blocks: int = 1
     max_reorder_wait_s: float = 0.0
+    is_recompute_enabled: bool = True
 
 
 class Admission:

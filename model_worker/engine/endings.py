@@ -80,12 +80,13 @@ class Endings:
         self._end(sequence, outcome="deadline_exceeded" if is_late else "cancelled")
 
     def _offer_history(self, sequence: Sequence) -> None:
-        run = sequence.run
-        if not self._state.parts.description.is_cache_enabled or run.bypasses_cache:
+        run, state = sequence.run, self._state
+        is_wanted = state.parts.description.is_cache_enabled and state.limits.is_recompute_enabled
+        if not is_wanted or run.bypasses_cache:
             return
         history = run.token_ids + sequence.output_ids
         tokens = run.tokens + token_bytes(sequence.output_ids)
-        self._state.recomputer.offer(CanonicalRun(history, tokens, run.root), num_known=len(run))
+        state.recomputer.offer(CanonicalRun(history, tokens, run.root), num_known=len(run))
 
     def _end(self, sequence: Sequence, *, outcome: str) -> None:
         self._give_up(sequence)

@@ -80,6 +80,7 @@ class EngineLoop:
             num_slots=slots.num_slots,
             num_busy_slots=slots.num_slots - slots.num_free,
             dropped_recompute_tokens=self.recomputer.num_dropped_tokens,
+            recomputed_tokens=self.recomputer.num_recomputed_tokens,
             oldest_wait_s=self.scheduler.oldest_wait_s(self.state.clock()),
         )
 

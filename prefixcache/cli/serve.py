@@ -40,6 +40,9 @@ def serve(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="How long others with longer cached prefixes may go first."),
     ] = None,
+    no_recompute: Annotated[
+        bool, typer.Option("--no-recompute", help="Do not bring generated tokens into the cache when idle.")
+    ] = False,
     l1_bytes: Annotated[
         int | None, typer.Option(parser=size_bytes, metavar="SIZE", help="Memory for cached blocks, such as 2GB.")
     ] = None,
@@ -94,6 +97,7 @@ def serve(
         max_new_tokens=max_new_tokens,
         prefill_blocks=prefill_blocks,
         max_reorder_wait=max_reorder_wait,
+        no_recompute=no_recompute,
         l1_bytes=l1_bytes,
         block_size=block_size,
         no_cache=no_cache,
