@@ -62,6 +62,8 @@ class EngineCounters:
     num_slots: int
     num_busy_slots: int
     dropped_recompute_tokens: int
+    recomputed_tokens: int = 0
+    oldest_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

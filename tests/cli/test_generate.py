@@ -70,6 +70,7 @@ def test_every_option_is_sent(run: Run, servicer: RecordingServicer) -> None:
     options = "--max-new-tokens 5 --temperature 0.5 --top-k 3 --top-p 0.25 --seed 7 --stop A --stop B"
     more = "--stop-token-id 8 --ignore-eos --cache-salt s --model m --timeout 9 --min-new-tokens 2 --min-p 0.125"
     logits = (
+        "--priority -3 "
         "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -1 --logit-bias 4=2.5 --logit-bias 5=-9"
     )
     assert run("generate", "hi", *options.split(), *more.split(), *logits.split()).exit_code == 0
@@ -81,6 +82,7 @@ def test_every_option_is_sent(run: Run, servicer: RecordingServicer) -> None:
     assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.125, 1.5, 2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
     assert not request.bypass_prefix_cache
+    assert request.priority == -3
     assert dict(sampling.logit_bias) == {4: 2.5, 5: -9}
     left_s = servicer.calls[-1].timeout_s
     assert left_s is not None

@@ -137,10 +137,11 @@ def test_a_prompt_shorter_than_a_block_is_said_to_be(
 def test_warm_sends_what_generate_would_send_and_says_what_it_did(run: Run, servicer: RecordingServicer) -> None:
     counts = {"prompt_tokens": 140, "computed_prompt_tokens": 64, "cached_blocks": 2, "num_blocks": 2, "block_size": 64}
     servicer.script("Warm", cache_pb2.WarmResponse(**counts))
-    said = run("warm", "hi", "--system", "s", "--cache-salt", "x").stdout
+    said = run("warm", "hi", "--system", "s", "--cache-salt", "x", "--priority", "9").stdout
     assert said == "64 of 140 prompt tokens computed; 2 of 2 full blocks of 64 tokens are cached\n"
     request = servicer.requests("Warm")[0]
     assert ([turn.role for turn in request.prompt.chat.messages], request.cache_salt) == (["system", "user"], "x")
+    assert request.priority == 9
     assert json.loads(run("warm", "hi", "--format", "json").stdout)["num_blocks"] == 2
 
 

@@ -56,10 +56,10 @@ def test_lookup_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer,
     assert servicer.requests("Lookup")[0].cache_salt == "s"
 
 
-def test_warm_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer, client: Client) -> None:
+def test_warm_sends_salt_and_priority_and_gives_the_counts(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Warm", cache_pb2.WarmResponse(prompt_tokens=9, computed_prompt_tokens=8, num_blocks=2))
-    assert client.warm("text", cache_salt="s") == Warmed(9, 0, 8, 0, 2, 0)
-    assert servicer.requests("Warm")[0].cache_salt == "s"
+    assert client.warm("text", cache_salt="s", priority=3) == Warmed(9, 0, 8, 0, 2, 0)
+    assert (servicer.requests("Warm")[0].cache_salt, servicer.requests("Warm")[0].priority) == ("s", 3)
 
 
 def test_model_info_gives_plain_values(servicer: RecordingServicer, client: Client) -> None:
