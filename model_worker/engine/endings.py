@@ -96,7 +96,10 @@ class Endings:
         record.model = self._state.parts.description.model
         record.completion_tokens = len(sequence.output_ids)
         record.cache_creation_tokens = sequence.run.num_published * self._state.limits.block_size
-        record.total_s = self._state.clock() - sequence.arrived_at
+        now = self._state.clock()
+        record.total_s = now - sequence.arrived_at
+        if sequence.admitted_at is not None:
+            self._state.ledger.note_service(now - sequence.admitted_at)
         if sequence.is_request_ended:
             self._close_request(sequence)
 

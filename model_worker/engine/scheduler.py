@@ -45,9 +45,14 @@ class Scheduler:
         return self._running
 
     @property
+    def num_places(self) -> int:
+        """Sequences that may be here at once, waiting or running."""
+        return self._max_num_seqs + self._max_waiting
+
+    @property
     def num_free(self) -> int:
         """Sequences the queue takes now; who will get a free place at once does not count as waiting."""
-        return self._max_num_seqs + self._max_waiting - self.num_waiting - len(self._running)
+        return self.num_places - self.num_waiting - len(self._running)
 
     @property
     def has_work(self) -> bool:

@@ -96,6 +96,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "admitted_at",
         "arrived_at",
         "fetch",
         "first_token_at",
@@ -119,6 +120,7 @@ class Sequence:
         self.request = request
         self.run = run
         self.arrived_at = arrived_at
+        self.admitted_at: float | None = None
         self.phase = Phase.WAITING
         self.record = RequestRecord(request.request_id, prompt_tokens=len(request.prompt_token_ids))
         self.mailbox = Mailbox()

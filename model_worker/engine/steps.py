@@ -29,6 +29,7 @@ class Steps:
         """Give the sequence a slot and hold what is cached of its prompt; where tiers may have more, ask them."""
         record, clock, promoter = sequence.record, self._state.clock, self._state.promoter
         started_at = clock()
+        sequence.admitted_at = started_at
         record.queue_s = started_at - sequence.arrived_at
         self._state.canonical.match(sequence.run, self._state.parts.slots.take())
         record.lookup_s = clock() - started_at

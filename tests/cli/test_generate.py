@@ -161,6 +161,13 @@ def test_an_error_is_one_line_on_stderr_and_an_exit_code(
     assert result.stderr.count("\n") == 1
 
 
+def test_a_full_worker_is_told_with_when_to_try_again(run: Run, servicer: RecordingServicer) -> None:
+    message = "the queue is full: 3 requests wait; try again in about 2.5 s or raise --max-waiting"
+    servicer.script("Generate", [CapacityExceeded(message, retry_after_s=2.5)])
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stderr) == (1, f"error: {message}\n")
+
+
 def test_an_absent_worker_is_exit_code_3(run: Run) -> None:
     result = run("generate", "hi", to="127.0.0.1:1")
     assert result.exit_code == 3

@@ -203,6 +203,18 @@ def test_other_failures_are_not_tried_again(servicer: RecordingServicer, address
     assert len(servicer.calls) == 1
 
 
+@pytest.mark.parametrize("retry_after_s", [2.5, None])
+def test_a_full_workers_error_says_when_to_try_again(
+    servicer: RecordingServicer, client: Client, retry_after_s: float | None
+) -> None:
+    servicer.script("Generate", [CapacityExceeded("the queue is full", retry_after_s=retry_after_s)])
+    servicer.script("GetStats", CapacityExceeded("full", retry_after_s=retry_after_s))
+    for call in (lambda: client.generate("x"), client.stats):
+        with pytest.raises(CapacityExceeded) as raised:
+            call()
+        assert raised.value.retry_after_s == retry_after_s
+
+
 def test_the_client_finds_a_worker_that_comes_back(servicer: RecordingServicer) -> None:
     with serving_in_thread(servicer) as address:
         client = Client(address, timeout=10, retries=5)

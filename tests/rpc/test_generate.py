@@ -155,6 +155,16 @@ async def test_error_of_the_engine_reaches_the_caller(worker: Worker, error: Exc
     assert str(came_back) == str(error)
 
 
+async def test_a_refusal_carries_when_to_try_again_in_its_trailing_metadata(worker: Worker) -> None:
+    worker.engine.events = []
+    worker.engine.error = CapacityExceeded("full", retry_after_s=0.25)
+    call = worker.model.Generate(REQUEST)
+    failure = await error_of(call.read())
+    assert dict(await call.trailing_metadata())["retry-after-ms"] == "250"
+    assert isinstance(failure, CapacityExceeded)
+    assert failure.retry_after_s == 0.25
+
+
 async def test_error_after_the_first_message_ends_the_stream_with_its_status(worker: Worker) -> None:
     worker.engine.events = [Started(1, 0)]
     worker.engine.error = EngineStopped("gone")
