@@ -60,7 +60,8 @@ class WorkerSettings:
     running streams. Of waiting requests of one priority the one with the longest cached
     prefix goes first, until another has waited ``max_reorder_wait_s`` seconds. With
     ``is_recompute_enabled`` an idle worker computes generated tokens again, canonically, for the
-    cache.
+    cache. ``parking_bytes`` of main memory hold the KV of running requests that gave their
+    place to one of higher priority; 0: none does.
     With ``verifies_weights`` the model's files are hashed at this start, whatever is
     remembered of them.
     A value that no worker can have is a ConfigError that names its field.
@@ -78,6 +79,7 @@ class WorkerSettings:
     prefill_blocks: int = 1
     max_reorder_wait_s: float = 5.0
     is_recompute_enabled: bool = True
+    parking_bytes: int = 256 << 20
     block_size: int | None = None
     l1_bytes: int = 1 << 30
     is_cache_enabled: bool = True
@@ -96,7 +98,7 @@ class WorkerSettings:
                 _check_count(name, getattr(self, name), least=1)
         for name in ("max_num_seqs", "default_max_new_tokens", "prefill_blocks"):
             _check_count(name, getattr(self, name), least=1)
-        for name in ("max_waiting", "l1_bytes"):
+        for name in ("max_waiting", "l1_bytes", "parking_bytes"):
             _check_count(name, getattr(self, name), least=0)
         if (self.num_threads or 0) > MAX_THREADS:
             raise ConfigError(f"num_threads is {self.num_threads}; give at most {MAX_THREADS}")

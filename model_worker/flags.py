@@ -89,6 +89,13 @@ def _add_scheduling_flags(flags: argparse.ArgumentParser) -> None:
         help="how long others with longer cached prefixes may go first",
     )
     scheduling.add_argument(
+        "--parking-bytes",
+        type=_size,
+        default=256 << 20,
+        metavar="SIZE",
+        help="memory for requests that give way to a higher priority; 0: none does",
+    )
+    scheduling.add_argument(
         "--no-recompute", action="store_true", help="do not bring generated tokens into the cache when idle"
     )
 
@@ -148,6 +155,7 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
         default_max_new_tokens=arguments.max_new_tokens,
         prefill_blocks=arguments.prefill_blocks,
         max_reorder_wait_s=arguments.max_reorder_wait,
+        parking_bytes=arguments.parking_bytes,
         is_recompute_enabled=not arguments.no_recompute,
         block_size=arguments.block_size,
         l1_bytes=arguments.l1_bytes,

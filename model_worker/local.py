@@ -28,6 +28,7 @@ class LocalSettings(TypedDict, total=False):
     prefill_blocks: int
     max_reorder_wait_s: float
     is_recompute_enabled: bool
+    parking_bytes: int
     block_size: int | None
     l1_bytes: int
     is_cache_enabled: bool

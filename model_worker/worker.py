@@ -166,6 +166,7 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
         prefill_blocks=settings.prefill_blocks,
         max_reorder_wait_s=settings.max_reorder_wait_s,
         is_recompute_enabled=settings.is_recompute_enabled,
+        parking_bytes=settings.parking_bytes,
     )
 
 
@@ -189,6 +190,7 @@ def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> Memo
         packed_weights=model.packed_bytes,
         slots=slots.total_bytes,
         l1=settings.l1_bytes if settings.is_cache_enabled else 0,
+        parking=settings.parking_bytes,
         write_queues=settings.tiers.num_tiers * settings.tiers.write_queue_bytes,
     )
     plan.check(available_bytes())

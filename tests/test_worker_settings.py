@@ -25,6 +25,7 @@ from prefixcache.errors import ConfigError
         ("max_reorder_wait_s", float("inf")),
         ("l1_bytes", -1),
         ("l1_bytes", 1.5),
+        ("parking_bytes", -1),
         ("grace_s", -1.0),
         ("grace_s", float("nan")),
         ("grace_s", float("inf")),

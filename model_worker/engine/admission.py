@@ -22,6 +22,7 @@ class EngineLimits:
 
     An iteration computes at most ``prefill_blocks`` blocks of prompts. ``max_reorder_wait_s``: after how
     many seconds of waiting a request is no longer passed by others with longer cached prefixes.
+    ``parking_bytes`` are for the KV of sequences that gave their slots up.
     """
 
     block_size: int
@@ -32,6 +33,7 @@ class EngineLimits:
     prefill_blocks: int = 1
     max_reorder_wait_s: float = 0.0
     is_recompute_enabled: bool = True
+    parking_bytes: int = 0
 
 
 class Admission:

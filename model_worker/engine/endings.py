@@ -59,7 +59,7 @@ class Endings:
                 self.fail(sequence, error)
 
     def abandon(self, first: Sequence) -> None:
-        """The caller is gone: waiting samples end now, running ones when they are reaped."""
+        """The caller is gone: waiting and parked samples end now, running ones when they are reaped."""
         for sequence in first.samples:
             if sequence.phase is Phase.ENDED:
                 continue
@@ -105,6 +105,7 @@ class Endings:
 
     def _give_up(self, sequence: Sequence) -> None:
         self._state.canonical.end(sequence.run, self._state.parts.slots)
+        self._state.parking.release(sequence)
         self._state.scheduler.remove(sequence)
 
     def _close_request(self, sequence: Sequence) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from model_worker.engine.admission import EngineLimits
 from model_worker.engine.endings import Endings
+from model_worker.engine.scheduler import Preemption
 from model_worker.engine.sequence import Phase, Sequence
 from model_worker.engine.state import EngineParts, new_state
 from model_worker.engine.statistics import EngineStats
@@ -81,6 +82,9 @@ class EngineLoop:
             num_busy_slots=slots.num_slots - slots.num_free,
             dropped_recompute_tokens=self.recomputer.num_dropped_tokens,
             recomputed_tokens=self.recomputer.num_recomputed_tokens,
+            num_preemptions=self.state.parking.num_preemptions,
+            num_parked=self.scheduler.num_parked,
+            parked_bytes=self.state.parking.used_bytes,
             oldest_wait_s=self.scheduler.oldest_wait_s(self.state.clock()),
         )
 
@@ -124,8 +128,22 @@ class EngineLoop:
             await self._guarded(decoding, self._steps.decode(decoding))
 
     async def _fill_slots(self) -> None:
-        while (admitted := self.scheduler.next_admission(self.state.clock())) is not None:
-            await self._guarded([admitted], self._steps.admit(admitted))
+        """Give out what slots are free, then those of running sequences that others outrank."""
+        while True:
+            entering = self.scheduler.next_admission(self.state.clock())
+            if entering is None:
+                preemption = self.scheduler.next_preemption(self.state.parking.has_room)
+                if preemption is None:
+                    return
+                entering = await self._preempt(preemption)
+            if entering is not None:
+                await self._guarded([entering], self._steps.enter(entering))
+
+    async def _preempt(self, preemption: Preemption) -> Sequence | None:
+        """Park the victim; the newcomer with its slot, or None where that one has left meanwhile."""
+        await self._guarded([preemption.victim], self._steps.park(preemption.victim))
+        self._endings.reap()
+        return preemption.newcomer if self.scheduler.enter(preemption.newcomer) else None
 
     async def _work_on_prompt(self, sequence: Sequence) -> None:
         """One block of the prompt, after what is cached of it if this is its first."""

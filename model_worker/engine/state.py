@@ -12,6 +12,7 @@ from model_worker.engine.canonical import Canonical
 from model_worker.engine.diagnosis import WorkerFacts
 from model_worker.engine.ledger import Ledger
 from model_worker.engine.model_thread import ModelThread
+from model_worker.engine.parking import Parking
 from model_worker.engine.promotion import Promoter
 from model_worker.engine.runner import ModelRunner
 from model_worker.engine.scheduler import Scheduler
@@ -56,6 +57,7 @@ class EngineState:
     promoter: Promoter
     canonical: Canonical
     recomputer: Recomputer
+    parking: Parking
 
 
 def new_state(parts: EngineParts, limits: EngineLimits, *, clock: Callable[[], float]) -> EngineState:
@@ -83,6 +85,7 @@ def new_state(parts: EngineParts, limits: EngineLimits, *, clock: Callable[[], f
         promoter=promoter,
         canonical=canonical,
         recomputer=Recomputer(canonical, parts.slots, block_size=limits.block_size),
+        parking=Parking(parts.runner, parts.thread, parts.slots, capacity_bytes=limits.parking_bytes),
     )
 
 

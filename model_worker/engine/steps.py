@@ -25,7 +25,20 @@ class Steps:
         self._on_fetched = on_fetched
         self._last_prefilled: Sequence | None = None
 
-    async def admit(self, sequence: Sequence) -> None:
+    async def enter(self, sequence: Sequence) -> None:
+        """Give a sequence that runs from now on its slot; one that was parked goes on where it was."""
+        if sequence.phase is Phase.PARKED:
+            await self._state.parking.unpark(sequence)
+        else:
+            await self._admit(sequence)
+
+    async def park(self, sequence: Sequence) -> None:
+        """Take a running sequence off its slot; one that is abandoned meanwhile is left to be reaped."""
+        await self._state.parking.park(sequence)
+        if not sequence.is_abandoned:
+            self._state.scheduler.park(sequence)
+
+    async def _admit(self, sequence: Sequence) -> None:
         """Give the sequence a slot and hold what is cached of its prompt; where tiers may have more, ask them."""
         record, clock, promoter = sequence.record, self._state.clock, self._state.promoter
         started_at = clock()

@@ -40,6 +40,10 @@ def serve(
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="How long others with longer cached prefixes may go first."),
     ] = None,
+    parking_bytes: Annotated[
+        int | None,
+        typer.Option(parser=size_bytes, metavar="SIZE", help="Memory for requests that give way to a higher priority."),
+    ] = None,
     no_recompute: Annotated[
         bool, typer.Option("--no-recompute", help="Do not bring generated tokens into the cache when idle.")
     ] = False,
@@ -97,6 +101,7 @@ def serve(
         max_new_tokens=max_new_tokens,
         prefill_blocks=prefill_blocks,
         max_reorder_wait=max_reorder_wait,
+        parking_bytes=parking_bytes,
         no_recompute=no_recompute,
         l1_bytes=l1_bytes,
         block_size=block_size,

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from prefixcache import DeadlineExceeded, EngineStopped, InternalError, InvalidRequest, PrefixCacheError
+from prefixcache import (
+    CapacityExceeded,
+    DeadlineExceeded,
+    EngineStopped,
+    InternalError,
+    InvalidRequest,
+    PrefixCacheError,
+)
 from prefixcache.pb.v1 import worker_pb2
 from tests.cli.conftest import Run, Spawn
 from tests.fakes.recording_servicer import RecordingServicer, finished_stream

@@ -93,6 +93,7 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
         "--max-new-tokens": "9",
         "--prefill-blocks": "4",
         "--max-reorder-wait": "1.5",
+        "--parking-bytes": "3MB",
         "--grace": "2.5",
         "--l1-bytes": "1GB",
         "--block-size": "16",
@@ -116,6 +117,7 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
         "--tier-ttl": "60.0",
     }
     in_bytes = {"--l1-bytes": "1000000000", "--disk-bytes": "20000000000", "--write-queue-bytes": "5000000"}
+    in_bytes["--parking-bytes"] = "3000000"
     switches = ["--no-cache", "--no-recompute", "--insecure", "--trust-remote-code"]
     start(spawn, *(word for pair in flags.items() for word in pair), *switches)
     passed = json.loads(record.read_text())["flags"]

@@ -137,7 +137,11 @@ class Driver:
     def is_at_rest(self) -> bool:
         gauges = self.gauges
         return not (
-            gauges.num_waiting or gauges.num_running or gauges.num_busy_slots or gauges.pending_recompute_tokens
+            gauges.num_waiting
+            or gauges.num_running
+            or gauges.num_parked
+            or gauges.num_busy_slots
+            or gauges.pending_recompute_tokens
         )
 
     def check_nothing_is_held(self) -> None:
@@ -147,6 +151,7 @@ class Driver:
         assert stats.engine.num_draining_slots == 0
         assert stats.engine.num_running == 0
         assert stats.engine.num_waiting == 0
+        assert (stats.engine.num_parked, stats.engine.parked_bytes) == (0, 0)
         assert stats.cache.num_held_blocks == 0
         assert stats.cache.used_bytes == stats.cache.num_blocks * stats.cache.block_bytes
         slots = self.worker.slots

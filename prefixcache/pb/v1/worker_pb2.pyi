@@ -392,8 +392,9 @@ class GenerateRequest(_message.Message):
     """-100 to 100, higher goes first; 0 (default). A request gains one level for
     every ten seconds since its arrival, so none waits forever. Of waiting
     requests of one priority the one with the longest prefix in memory goes
-    first, for at most the worker's --max-reorder-wait. Changes when a request
-    is answered, never what.
+    first, for at most the worker's --max-reorder-wait. Where all slots are
+    taken, a running request of lower priority, ages counted, gives way and
+    goes on later. Changes when a request is answered, never what.
     """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
