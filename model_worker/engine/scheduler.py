@@ -16,6 +16,10 @@ def _none_cached(_sequence: Sequence) -> int:
     return 0
 
 
+def _priority_and_rank(sequence: Sequence) -> tuple[int, tuple[float, int]]:
+    return sequence.request.priority, rank(sequence)
+
+
 @dataclass(frozen=True, slots=True)
 class Preemption:
     """Two sequences: the one that waits takes the slot of the one that runs."""
@@ -134,7 +138,7 @@ class Scheduler:
         """
         if len(self._running) < self._max_num_seqs:
             return None
-        newcomers = sorted([*self._line.heads(), *self._parked], key=lambda each: -each.request.priority)
+        newcomers = sorted([*self._line.heads(), *self._parked], key=_priority_and_rank, reverse=True)
         victims = sorted(self._running, key=rank)
         for newcomer in newcomers:
             for victim in victims:

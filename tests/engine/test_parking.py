@@ -93,6 +93,18 @@ async def test_a_parked_request_has_the_tokens_and_logits_it_has_alone(
     assert urgent.record.total_s < low.record.total_s
 
 
+@pytest.mark.parametrize(("operation", "skip"), [("prefill", 3), ("decode", 4)])
+async def test_in_bfloat16_a_parked_request_has_its_bits_too(start: Start, operation: str, skip: int) -> None:
+    driver = await start(max_num_seqs=1, dtype="bfloat16", is_recompute_enabled=False)
+    alone = observe_by_prompt(driver)
+    await driver.answer(LOW, max_new_tokens=NUM_NEW)
+    driver.engine.clear()
+    together = observe_by_prompt(driver)
+    await both(driver, operation, skip)
+    assert driver.gauges.num_preemptions == 1
+    assert are_equal(together[LOW[0]], alone[LOW[0]])
+
+
 async def test_decode_kv_is_never_computed_again(start: Start) -> None:
     driver = await start(max_num_seqs=1, is_recompute_enabled=False)
     operations = record_operations(driver)

@@ -1,5 +1,6 @@
-from model_worker.engine.scheduler import Scheduler
+from model_worker.engine.scheduler import Preemption, Scheduler
 from model_worker.engine.sequence import Phase, Sequence
+from model_worker.engine.waiting import AGING_S
 from tests.engine.sequences import names, sequence
 
 
@@ -111,3 +112,95 @@ def test_the_oldest_wait_is_that_of_whoever_came_first() -> None:
     scheduler.enqueue(sequence("a", priority=-3, arrived_at=2.0))
     scheduler.enqueue(sequence("b", priority=3, arrived_at=5.0))
     assert scheduler.oldest_wait_s(7.0) == 5.0
+
+
+def can_park(_sequence: Sequence) -> bool:
+    return True
+
+
+def test_the_highest_priority_takes_the_slot_of_the_least_urgent() -> None:
+    scheduler = scheduler_with(sequence("a"), sequence("b", arrived_at=1.0))
+    admit_all(scheduler)
+    middle, high = sequence("middle", priority=1, arrived_at=2.0), sequence("high", priority=2, arrived_at=3.0)
+    scheduler.enqueue(middle)
+    scheduler.enqueue(high)
+    older, younger = scheduler.running
+    assert scheduler.next_preemption(can_park) == Preemption(high, younger)
+    assert scheduler.next_preemption(lambda each: each is older) == Preemption(high, older)
+    assert scheduler.next_preemption(lambda _: False) is None
+
+
+def test_nobody_gives_way_while_a_slot_is_free_or_to_an_equal() -> None:
+    scheduler = scheduler_with(sequence("a"))
+    admit_all(scheduler)
+    scheduler.enqueue(sequence("high", priority=9))
+    assert scheduler.next_preemption(can_park) is None
+    admit_all(scheduler)
+    scheduler.enqueue(sequence("equal", priority=0))
+    assert scheduler.next_preemption(can_park) is None
+
+
+def test_age_protects_a_running_sequence() -> None:
+    scheduler = scheduler_with(sequence("old"), max_num_seqs=1)
+    admit_all(scheduler)
+    scheduler.enqueue(sequence("new", priority=2, arrived_at=2.1 * AGING_S))
+    assert scheduler.next_preemption(can_park) is None
+    scheduler.enqueue(sequence("newer", priority=3, arrived_at=2.2 * AGING_S))
+    preemption = scheduler.next_preemption(can_park)
+    assert preemption is not None
+    assert names([preemption.newcomer]) == ["newer"]
+
+
+def preempt(scheduler: Scheduler) -> None:
+    while (preemption := scheduler.next_preemption(can_park)) is not None:
+        scheduler.park(preemption.victim)
+        preemption.victim.phase = Phase.PARKED
+        assert scheduler.enter(preemption.newcomer)
+
+
+def test_a_parked_sequence_counts_as_one_that_waits_and_goes_on_when_a_slot_is_free() -> None:
+    scheduler = scheduler_with(sequence("low", arrived_at=1.0), max_num_seqs=1, max_waiting=2)
+    admit_all(scheduler)
+    scheduler.enqueue(sequence("high", priority=1, arrived_at=2.0))
+    preempt(scheduler)
+    assert (scheduler.num_parked, scheduler.num_waiting, scheduler.num_free) == (1, 0, 1)
+    assert scheduler.oldest_wait_s(5.0) == 4.0
+    scheduler.enqueue(sequence("later", arrived_at=3.0))
+    assert admit_all(scheduler) == []
+    scheduler.remove(scheduler.running[0])
+    assert admit_all(scheduler) == ["low"]
+    assert (scheduler.num_parked, scheduler.num_waiting) == (0, 1)
+    assert scheduler.has_work
+
+
+def test_dropping_and_taking_reach_what_is_parked() -> None:
+    scheduler = scheduler_with(sequence("low"), max_num_seqs=1)
+    (low,) = [scheduler.next_admission(0.0)]
+    assert low is not None
+    scheduler.park(low)
+    assert scheduler.can_work
+    assert scheduler.drop_waiting(low)
+    assert not scheduler.drop_waiting(low)
+    assert not scheduler.enter(low)
+    scheduler.enqueue(low)
+    admit_all(scheduler)
+    scheduler.park(low)
+    assert scheduler.take_all() == [low]
+    assert not scheduler.has_work
+
+
+def test_a_parked_sequence_of_the_lowest_priority_goes_on_under_an_endless_stream_of_the_highest() -> None:
+    scheduler = scheduler_with(sequence("lowest", priority=-100), max_num_seqs=1, max_waiting=1000)
+    admit_all(scheduler)
+    now = 0.0
+    while now == 0.0 or names(scheduler.running) != ["lowest"]:
+        now += 1.0
+        scheduler.enqueue(sequence("highest", priority=100, arrived_at=now))
+        preempt(scheduler)
+        if now > 1.0:
+            scheduler.remove(scheduler.running[0])
+        admit_all(scheduler, now=now)
+        assert now < 201 * AGING_S
+    assert now > 100 * AGING_S
+    preempt(scheduler)
+    assert names(scheduler.running) == ["lowest"], "who has waited that long is not parked again"
