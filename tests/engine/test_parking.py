@@ -170,6 +170,24 @@ async def test_warming_gives_way_between_blocks(start: Start) -> None:
     assert driver.gauges.num_preemptions == 1
 
 
+@pytest.mark.parametrize("skip", [0, 2, 4])
+async def test_whoever_parks_a_prompt_that_begins_like_its_own_goes_on_with_its_blocks(start: Start, skip: int) -> None:
+    driver = await start(max_num_seqs=1)
+    alone = await driver.answer(LOW)
+    await driver.settle()
+    driver.engine.clear()
+    async with gated(driver, "prefill", skip=skip) as gate:
+        low = asyncio.create_task(driver.answer(LOW))
+        await entered(gate)
+        urgent = asyncio.create_task(driver.answer(LOW, priority=50))
+        await until(lambda: driver.gauges.num_waiting == 1)
+    answers = await asyncio.gather(low, urgent)
+    assert driver.gauges.num_preemptions == 1
+    assert [answer.token_ids for answer in answers] == [alone.token_ids] * 2
+    assert sum(answer.record.computed_prompt_tokens for answer in answers) == 5 * BLOCK_SIZE + 2 * 3
+    assert sum(answer.record.cache_creation_tokens for answer in answers) == 5 * BLOCK_SIZE
+
+
 async def test_equal_priority_waits_for_a_slot(start: Start) -> None:
     driver = await start(max_num_seqs=1)
     async with gated(driver, "decode") as gate:
