@@ -730,7 +730,9 @@ class Usage(_message.Message):
     completion_tokens: _builtins.int
     """Tokens generated, over all samples."""
     cached_prompt_tokens: _builtins.int
-    """Prompt tokens whose KV came from the cache."""
+    """Prompt tokens whose KV came from the cache; more than Started said where
+    another request went in between and published blocks of this prompt.
+    """
     cache_creation_tokens: _builtins.int
     """Prompt tokens whose blocks this request put into the cache by its end."""
     @_builtins.property
