@@ -25,6 +25,10 @@ class LocalSettings(TypedDict, total=False):
     max_num_seqs: int
     max_waiting: int
     default_max_new_tokens: int
+    prefill_blocks: int
+    max_reorder_wait_s: float
+    is_recompute_enabled: bool
+    parking_bytes: int
     block_size: int | None
     l1_bytes: int
     is_cache_enabled: bool

@@ -14,12 +14,17 @@ PROCESS_BYTES = 800 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by part. ``write_queues`` hold blocks on their way to tiers; ``process`` is what Python and torch take."""
+    """Bytes by part.
+
+    ``parking`` is for the KV of sequences that gave their slots up, ``write_queues`` hold blocks on their
+    way to tiers; ``process`` is what Python and torch take.
+    """
 
     weights: int
     packed_weights: int
     slots: int
     l1: int
+    parking: int = 0
     write_queues: int = 0
     process: int = PROCESS_BYTES
 
@@ -30,6 +35,7 @@ class MemoryPlan:
             "packed_weights": self.packed_weights,
             "slots": self.slots,
             "l1": self.l1,
+            "parking": self.parking,
             "write_queues": self.write_queues,
             "process": self.process,
         }
@@ -45,7 +51,8 @@ class MemoryPlan:
         if total > available:
             raise ConfigError(
                 f"the worker would need {format_size(total)} of memory and {format_size(available)} are available "
-                f"({self.text()}); lower --l1-bytes, --write-queue-bytes, --max-num-seqs or --max-model-len"
+                f"({self.text()}); lower --l1-bytes, --parking-bytes, --write-queue-bytes, --max-num-seqs or "
+                f"--max-model-len"
             )
 
 

@@ -50,6 +50,11 @@ class EngineStats:
     num_slots: int = 0
     num_busy_slots: int = 0
     dropped_recompute_tokens: int = 0
+    recomputed_tokens: int = 0
+    oldest_wait_s: float = 0.0
+    num_preemptions: int = 0
+    num_parked: int = 0
+    parked_bytes: int = 0
 
 
 @dataclass(slots=True)

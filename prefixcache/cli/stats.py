@@ -139,10 +139,12 @@ def _namespaces(tier: "TierCounters") -> dict[str, str]:
 
 def _engine_pairs(engine: "EngineCounters") -> dict[str, str]:
     return {
-        "waiting": str(engine.num_waiting),
+        "waiting": f"{engine.num_waiting}, the oldest for {duration(engine.oldest_wait_s)}",
         "running": f"{engine.num_running} of {engine.max_num_seqs}",
+        "parked": f"{engine.num_parked} ({format_size(engine.parked_bytes)}); {engine.num_preemptions:,} gave way",
         "slots": f"{engine.num_busy_slots} busy of {engine.num_slots}, {engine.num_draining_slots} draining",
         "tokens to recompute": f"{engine.pending_recompute_tokens:,}",
+        "recomputed": f"{engine.recomputed_tokens:,}",
         "recompute given up": f"{engine.dropped_recompute_tokens:,}",
         "iterations": f"{engine.num_iterations:,}",
     }

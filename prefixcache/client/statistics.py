@@ -51,7 +51,7 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """The engine now."""
+    """The engine now; recomputed and dropped tokens and preemptions are counted since start."""
 
     num_waiting: int
     num_running: int
@@ -62,6 +62,11 @@ class EngineCounters:
     num_slots: int
     num_busy_slots: int
     dropped_recompute_tokens: int
+    recomputed_tokens: int = 0
+    oldest_wait_s: float = 0.0
+    num_preemptions: int = 0
+    num_parked: int = 0
+    parked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

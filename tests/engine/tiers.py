@@ -153,7 +153,7 @@ async def cut_file(disk: DiskTier, length: int) -> None:
 def chain_of(driver: Driver, prompt: list[int], *, cache_salt: str = "") -> BlockChain:
     """The prompt's blocks as tiers see them."""
     loop = driver.engine._loop
-    return BlockChain(loop._promoter._format, loop.admission.scope_root(cache_salt), token_bytes(prompt))
+    return BlockChain(loop.state.promoter._format, loop.admission.scope_root(cache_salt), token_bytes(prompt))
 
 
 def before_next(tier: object, call: str, act: Callable[[], object]) -> asyncio.Event:
@@ -174,7 +174,7 @@ async def check_tiers_rest(driver: Driver) -> None:
     """Wait for rest; assert that nothing is held and no fetch, write, call or connection is under way."""
     await written(driver)
     await driver.check_at_rest()
-    assert driver.engine._loop._promoter._fetching == {}
+    assert driver.engine._loop.state.promoter._fetching == {}
     for lower in lower_tiers(driver):
         assert lower._queue.stats.pending_bytes == 0
         if isinstance(lower._tier, RemoteTier):

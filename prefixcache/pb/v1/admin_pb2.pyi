@@ -563,6 +563,11 @@ class EngineStats(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     NUM_BUSY_SLOTS_FIELD_NUMBER: _builtins.int
     DROPPED_RECOMPUTE_TOKENS_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    OLDEST_WAIT_S_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    NUM_PARKED_FIELD_NUMBER: _builtins.int
+    PARKED_BYTES_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     """Requests waiting for admission."""
     num_running: _builtins.int
@@ -581,6 +586,18 @@ class EngineStats(_message.Message):
     """Slots in use."""
     dropped_recompute_tokens: _builtins.int
     """Generated tokens given up without canonical recomputation since start."""
+    recomputed_tokens: _builtins.int
+    """Generated tokens that were recomputed since start."""
+    oldest_wait_s: _builtins.float
+    """Seconds since the arrival of the oldest request that waits for a slot or
+    is parked; 0 where there is none.
+    """
+    num_preemptions: _builtins.int
+    """Sequences that gave their slot to one of higher priority, since start."""
+    num_parked: _builtins.int
+    """Sequences that are parked: they gave their slot up and will go on."""
+    parked_bytes: _builtins.int
+    """Bytes of their KV, part of the memory plan's "parking"."""
     def __init__(
         self,
         *,
@@ -593,10 +610,15 @@ class EngineStats(_message.Message):
         num_slots: _builtins.int = ...,
         num_busy_slots: _builtins.int = ...,
         dropped_recompute_tokens: _builtins.int = ...,
+        recomputed_tokens: _builtins.int = ...,
+        oldest_wait_s: _builtins.float = ...,
+        num_preemptions: _builtins.int = ...,
+        num_parked: _builtins.int = ...,
+        parked_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped_recompute_tokens", b"dropped_recompute_tokens", "max_num_seqs", b"max_num_seqs", "num_busy_slots", b"num_busy_slots", "num_draining_slots", b"num_draining_slots", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_slots", b"num_slots", "num_waiting", b"num_waiting", "pending_recompute_tokens", b"pending_recompute_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped_recompute_tokens", b"dropped_recompute_tokens", "max_num_seqs", b"max_num_seqs", "num_busy_slots", b"num_busy_slots", "num_draining_slots", b"num_draining_slots", "num_iterations", b"num_iterations", "num_parked", b"num_parked", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_slots", b"num_slots", "num_waiting", b"num_waiting", "oldest_wait_s", b"oldest_wait_s", "parked_bytes", b"parked_bytes", "pending_recompute_tokens", b"pending_recompute_tokens", "recomputed_tokens", b"recomputed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
