@@ -34,16 +34,14 @@ class TraceOptions:
     shuffle_seed: int = 0
 
 
-def read_trace(path: Path, options: TraceOptions = TraceOptions()) -> Trace:  # noqa: B008  frozen
+def read_trace(path: Path, options: TraceOptions = TraceOptions()) -> Trace:
     """Read a trace; raises ConfigError with file, line and what is wrong with it."""
     lines = list(_read_lines(path))
     if not lines:
         raise ConfigError(f"{path} has no line; give a trace file of JSON lines")
     try:
         if "requests" in lines[0]:
-            return read_sessions(
-                lines, interval_s=options.session_interval_s, shuffle_seed=options.shuffle_seed
-            )
+            return read_sessions(lines, interval_s=options.session_interval_s, shuffle_seed=options.shuffle_seed)
         return read_mooncake(lines, block_size=options.block_size)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
