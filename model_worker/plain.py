@@ -28,6 +28,10 @@ class Generation(Protocol):
         """Take a job."""
         ...
 
+    def close(self) -> None:
+        """Take no more jobs."""
+        ...
+
 
 class EventLines:
     """Writes what happens to jobs as lines of JSON; for any thread."""
@@ -111,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     events.write("ready", model=arguments.model, mode=arguments.mode)
     answer_lines(sys.stdin, generation, model.tokenizer, events)
+    generation.close()
     return 0
 
 

@@ -93,7 +93,7 @@ class SequentialGeneration:
     def __init__(self, model: PlainModel, listener: Listener) -> None:
         self._causal: Any = model.causal  # its generate has no type
         self._listener = listener
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._is_warm = threading.Event()
         thread = threading.Thread(target=self._run, name="plain-sequential", daemon=True)
         thread.start()
@@ -105,11 +105,14 @@ class SequentialGeneration:
         """Queue a job."""
         self._jobs.put(job)
 
+    def close(self) -> None:
+        """Take no more jobs and end the thread after those it has."""
+        self._jobs.put(None)
+
     def _run(self) -> None:
         self._generate(_warm_up_job(), None)
         self._is_warm.set()
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             try:
                 self._listener.on_finished(job, self._generate(job, _Progress(job, self._listener)))
             except Exception as error:  # noqa: BLE001  whatever the library raises ends this job, not the run
@@ -175,6 +178,10 @@ class ContinuousGeneration:
         """Let a job join the batch."""
         self._jobs[str(job.number)] = job
         self._add(str(job.number), job)
+
+    def close(self) -> None:
+        """End the library's thread now; jobs that are open fail."""
+        self._manager.stop(block=True, hard_stop=True)
 
     def _add(self, name: str, job: Job) -> None:
         self._manager.add_request(

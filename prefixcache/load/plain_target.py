@@ -13,7 +13,7 @@ from prefixcache.errors import EngineStopped, InternalError
 from prefixcache.load.conversation import Answer, Request
 
 MAX_LINE_BYTES: Final = 16 * 2**20
-STOP_GRACE_S: Final = 10.0
+STOP_GRACE_S: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -29,9 +29,12 @@ class PlainTarget:
         self._process = process
         self._pending: dict[int, _Pending] = {}
         self._numbers = itertools.count()
+        self._has_ended = False
 
     async def send(self, request: Request, on_tokens: Callable[[int], None]) -> Answer:
         """Generate greedily; see ``Target``. What the process may have cached is unknown."""
+        if self._has_ended:
+            raise _ended()
         number, pending = next(self._numbers), _Pending(on_tokens)
         self._pending[number] = pending
         line = json.dumps({"id": number, **_fields(request)})
@@ -41,7 +44,7 @@ class PlainTarget:
             await self._process.stdin.drain()
             return await pending.answer
         except (BrokenPipeError, ConnectionResetError):
-            raise EngineStopped("plain transformers' process has ended; its log says why") from None
+            raise _ended() from None
         finally:
             self._pending.pop(number, None)
 
@@ -56,8 +59,9 @@ class PlainTarget:
         """Hand events to their requests until the process ends, which fails all that are open."""
         async for event in self._events():
             self._route(event)
+        self._has_ended = True
         for pending in self._pending.values():
-            _settle(pending, EngineStopped("plain transformers' process has ended; its log says why"))
+            _settle(pending, _ended())
 
     def _route(self, event: dict[str, Any]) -> None:
         pending = self._pending.get(event["id"])
@@ -113,6 +117,10 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):
             process.kill()
         raise
+
+
+def _ended() -> EngineStopped:
+    return EngineStopped("plain transformers' process has ended; its log says why")
 
 
 def _settle(pending: _Pending, outcome: Answer | Exception) -> None:
