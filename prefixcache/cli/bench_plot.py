@@ -42,37 +42,40 @@ def draw(runs: "Sequence[TargetRun]", path: Path) -> None:
 
 def _draw_cached_fraction(axes: "Axes", runs: "Sequence[TargetRun]") -> None:
     for run in runs:
-        finished = [sample for sample in run.run.samples if sample.status == OK and sample.ttft_s is not None]
-        points = [(sample.cached_fraction or 0.0, sample.ttft_s or 0.0) for sample in finished]
+        measured = ((sample.cached_fraction, sample.ttft_s) for sample in run.run.samples if sample.status == OK)
+        points = [(cached, ttft_s) for cached, ttft_s in measured if cached is not None and ttft_s is not None]
         if points:
-            axes.scatter(*zip(*points, strict=True), s=12, alpha=0.6, label=run.name)
+            cached_fractions, times_s = zip(*points, strict=True)
+            axes.scatter(cached_fractions, times_s, s=12, alpha=0.6, label=run.name)
     axes.set(
         xlabel="cached fraction of the prompt", ylabel="time to first token (s)", xlim=(-0.02, 1.02), ylim=(0, None)
     )
-    if runs:
+    if axes.get_legend_handles_labels()[0]:
         axes.legend()
 
 
 def _draw_time_line(axes: "Axes", name: str, samples: Sequence[Sample]) -> None:
-    started = [(place, sample, sample.ttft_s) for place, sample in enumerate(samples)]
-    answered = [(place, sample, sample.planned_s + ttft_s) for place, sample, ttft_s in started if ttft_s is not None]
-    silent = [(place, sample) for place, sample, ttft_s in started if ttft_s is None]
-    axes.hlines(
-        [place for place, _, _ in answered],
-        [sample.planned_s for _, sample, _ in answered],
-        [first_s for _, _, first_s in answered],
-        colors="tab:orange",
-        label="due to first token",
-    )
-    axes.hlines(
-        [place for place, _, _ in answered],
-        [first_s for _, _, first_s in answered],
-        [sample.end_s for _, sample, _ in answered],
-        colors="tab:blue",
-        label="first token to end",
-    )
-    axes.scatter(
-        [sample.end_s for _, sample in silent], [place for place, _ in silent], c="tab:red", s=10, label="no token"
-    )
+    firsts = [None if sample.ttft_s is None else sample.planned_s + sample.ttft_s for sample in samples]
+    waits = [
+        (place, sample.planned_s, first_s or sample.end_s)
+        for place, (sample, first_s) in enumerate(zip(samples, firsts, strict=True))
+    ]
+    decodes = [
+        (place, first_s, sample.end_s)
+        for place, (sample, first_s) in enumerate(zip(samples, firsts, strict=True))
+        if first_s is not None
+    ]
+    failed = [(sample.end_s, place) for place, sample in enumerate(samples) if sample.status != OK]
+    for lines, color, label in (
+        (waits, "tab:orange", "due to first token"),
+        (decodes, "tab:blue", "first token to end"),
+    ):
+        if lines:
+            places, begins_s, ends_s = zip(*lines, strict=True)
+            axes.hlines(places, begins_s, ends_s, colors=color, label=label)
+    if failed:
+        ends_s, places = zip(*failed, strict=True)
+        axes.scatter(ends_s, places, c="tab:red", s=10, label="not finished")
     axes.set(title=name, xlabel="seconds from the start", ylabel="request")
-    axes.legend(loc="lower right")
+    if samples:
+        axes.legend(loc="lower right")

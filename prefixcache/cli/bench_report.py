@@ -98,8 +98,14 @@ def _latency_table(summary: Summary) -> "Table":
         values: Distribution | None = getattr(summary, field)
         if values is not None:
             seconds = (values.p50_s, values.p90_s, values.p99_s, values.mean_s, values.max_s)
-            table.add_row(name, *("< 0.1 ms" if value < 1e-4 else duration(value) for value in seconds))
+            table.add_row(name, *map(_cell, seconds))
     return table
+
+
+def _cell(seconds: float) -> str:
+    if seconds < 1e-4:
+        return "< 0.1 ms"
+    return duration(seconds) if seconds < 60 else f"{seconds:,.0f} s"
 
 
 def _ratio_table(runs: Sequence[TargetRun]) -> "Table":

@@ -31,6 +31,7 @@ VERBS = [
     "doctor",
     "ping",
     "demo",
+    "bench",
 ]
 
 
