@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 import prefixcache.core
+import prefixcache.sim
 
 CORE = Path(prefixcache.core.__path__[0])
+SIM = Path(prefixcache.sim.__path__[0])
 
 
 def imported_top_levels(source: str) -> set[str]:
@@ -20,3 +22,8 @@ def imported_top_levels(source: str) -> set[str]:
 def test_core_imports_only_the_standard_library_and_xxhash(path: Path) -> None:
     allowed = sys.stdlib_module_names | {"xxhash", "prefixcache"}
     assert imported_top_levels(path.read_text()) <= allowed
+
+
+@pytest.mark.parametrize("path", sorted(SIM.rglob("*.py")), ids=lambda path: path.name)
+def test_the_simulator_s_side_imports_only_the_standard_library(path: Path) -> None:
+    assert imported_top_levels(path.read_text()) <= sys.stdlib_module_names | {"prefixcache"}

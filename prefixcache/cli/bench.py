@@ -2,19 +2,16 @@
 
 import secrets
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from prefixcache.cli.bench_compare import Comparison
-from prefixcache.cli.bench_load import Dataset, LoadSettings
-from prefixcache.cli.bench_plot import check_plot, draw
-from prefixcache.cli.bench_report import print_as_json, print_text
-from prefixcache.cli.bench_session import Session, run_until_signal
 from prefixcache.cli.failures import ExitCode
 from prefixcache.cli.options import DEFAULT_ADDRESS, AddressOption, FormatOption, OutputFormat
-from prefixcache.load.synthetic import ChatShape, SharedPrefix
-from prefixcache.sim import TraceOptions
+from prefixcache.load.dataset import Dataset
+
+if TYPE_CHECKING:
+    from prefixcache.cli.bench_session import Session
 
 
 def bench(
@@ -81,6 +78,15 @@ def bench(
     follow at once on its answers; --rate is that of new chats. Each run has a fresh
     cache scope, so it begins cold; --warmup warms it.
     """
+    # The generator's modules are not for the start of every other verb.
+    from prefixcache.cli.bench_compare import Comparison
+    from prefixcache.cli.bench_load import LoadSettings
+    from prefixcache.cli.bench_plot import check_plot
+    from prefixcache.cli.bench_session import Session, run_until_signal
+    from prefixcache.load.synthetic import ChatShape, SharedPrefix
+    from prefixcache.load.worker_target import WorkerTarget
+    from prefixcache.sim import TraceOptions
+
     if concurrency is not None and rate is not None:
         raise typer.BadParameter("--concurrency is a closed loop and --rate an open one; give one of them")
     if plot is not None:
@@ -104,8 +110,6 @@ def bench(
     session = Session(settings)
     if compare is not None:
         session.plain_runs = Comparison(compare_model, compare_batch_tokens, ignore_eos=not stop_at_eos).runs
-    from prefixcache.load.worker_target import WorkerTarget
-
     salt = f"bench-{secrets.token_hex(8)}" if cache_salt is None else cache_salt
     target = WorkerTarget(address, timeout_s=timeout, cache_salt=salt, ignore_eos=not stop_at_eos)
     try:
@@ -119,7 +123,10 @@ def bench(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _report(session: Session, *, output: OutputFormat, plot: Path | None) -> None:
+def _report(session: "Session", *, output: OutputFormat, plot: Path | None) -> None:
+    from prefixcache.cli.bench_plot import draw
+    from prefixcache.cli.bench_report import print_as_json, print_text
+
     if not session.runs:
         return
     if output is OutputFormat.JSON:

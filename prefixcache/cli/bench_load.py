@@ -1,6 +1,5 @@
 """From the options of ``bench`` to the load they describe, made anew for each target."""
 
-import enum
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from prefixcache.errors import ConfigError
 from prefixcache.load.arrivals import poisson_arrivals
 from prefixcache.load.conversation import Planned, planned_now
+from prefixcache.load.dataset import Dataset
 from prefixcache.load.measure import Plan
 from prefixcache.load.prompt_file import each_once, read_prompts
 from prefixcache.load.replay import Replay, ReplayOptions
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 DEFAULT_CONCURRENCY: Final = 8
 DEFAULT_NUM_REQUESTS: Final = 100
 DEFAULT_NEW_TOKENS: Final = 64
-
-
-class Dataset(enum.StrEnum):
-    """What is sent."""
-
-    SHARED_PREFIX = "shared-prefix"
-    CHAT = "chat"
-    PROMPTS = "prompts"
-    TRACE = "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

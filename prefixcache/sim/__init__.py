@@ -1,7 +1,7 @@
 """Request traces as values: what was asked when, and which blocks its prompt shares with others.
 
-Standard library and ``prefixcache.core`` only. The load generator replays these
-traces against a worker; no text of any user is in them.
+Standard library and ``prefixcache.errors`` only; it reads files and does nothing else
+with the outside. The load generator replays these traces against a worker.
 """
 
 from prefixcache.sim.trace import Trace, TraceRequest

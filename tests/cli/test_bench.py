@@ -12,7 +12,14 @@ from tests.cli.conftest import Run, Spawn
 from tests.fakes.recording_servicer import RecordingServicer, finished_stream
 
 INFO = worker_pb2.GetModelInfoResponse(
-    model="tiny", device="cpu", dtype="float32", block_size=4, vocab_size=1_000, max_model_len=100, eos_token_ids=[999]
+    model="tiny",
+    device="cpu",
+    dtype="float32",
+    block_size=4,
+    vocab_size=1_000,
+    max_model_len=100,
+    eos_token_ids=[999],
+    max_num_seqs=2,
 )
 
 
@@ -221,3 +228,23 @@ def test_a_plot_is_drawn(run: Run, servicer: RecordingServicer, tmp_path: Path, 
     path = tmp_path / f"x{suffix}"
     bench(run, "--num-requests", "3", "--plot", str(path))
     assert path.read_bytes().startswith(magic)
+
+
+def test_plain_transformers_runs_as_the_worker_does(spawn: Spawn, address: str, record: Path) -> None:
+    process = spawn("bench", "--address", address, "--num-requests", "2", "--compare", "transformers")
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert "worker / other" in stdout
+    assert stderr == "starting transformers generate …\nstarting transformers batching …\n"
+    flags = json.loads(record.read_text())["flags"]
+    shared = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--ignore-eos"]
+    assert flags == [*shared, "--mode", "continuous", "--kv-tokens", "200"]
+
+
+def test_a_comparison_that_does_not_start_is_exit_code_3_after_the_worker_s_figures(spawn: Spawn, address: str) -> None:
+    compare = ("--compare", "transformers", "--compare-model", "broken")
+    process = spawn("bench", "--address", address, "--num-requests", "2", *compare)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "2 finished of 2" in stdout
+    assert "there is no model named broken\nerror: plain transformers ended with code 1" in stderr
