@@ -9,7 +9,7 @@ from prefixcache.load.conversation import Planned, Request, single
 from prefixcache.load.token_source import TokenSource
 from prefixcache.sim import Trace, TraceRequest
 
-MAX_BLOCKS_KEPT: Final = 4_096
+MAX_BLOCKS_KEPT: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)

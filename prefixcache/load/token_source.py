@@ -1,6 +1,7 @@
 """Token ids drawn for prompts: ordinary ones, the same for the same name and seed."""
 
-import random
+import hashlib
+from array import array
 from collections.abc import Collection
 
 SPECIAL_SHARE = 16
@@ -16,10 +17,13 @@ class TokenSource:
     """
 
     def __init__(self, vocab_size: int, *, seed: int, excluded: Collection[int] = ()) -> None:
-        self._ids = [token for token in range(vocab_size // SPECIAL_SHARE, vocab_size) if token not in set(excluded)]
+        left_out = set(excluded)
+        self._ids = [token for token in range(vocab_size // SPECIAL_SHARE, vocab_size) if token not in left_out]
         self._seed = seed
 
     def run(self, name: str, num_tokens: int) -> tuple[int, ...]:
         """The first ``num_tokens`` ids of the run called ``name``."""
-        rng = random.Random(f"{self._seed}:{name}")  # noqa: S311  repeatable load, no secret
-        return tuple(rng.choices(self._ids, k=num_tokens))
+        draws = array("I")
+        draws.frombytes(hashlib.shake_128(f"{self._seed}:{name}".encode()).digest(num_tokens * draws.itemsize))
+        ids, num_ids = self._ids, len(self._ids)
+        return tuple([ids[draw % num_ids] for draw in draws])
