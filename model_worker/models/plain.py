@@ -16,8 +16,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.streamers import BaseStreamer
 
 from model_worker.models.catalog import resolve
-from model_worker.models.conversion import cache_folder, converted_folder
-from model_worker.models.loading import DTYPES, pick_device
+from model_worker.models.loading import DTYPES, model_folder, pick_device
 from model_worker.models.tokenizer import PromptTokenizer
 from model_worker.models.transformers_adapter import silence
 from prefixcache.errors import ConfigError
@@ -67,11 +66,8 @@ def load_plain(model: str, *, dtype: str, device: str, ignore_eos: bool, num_thr
     silence()
     torch.set_num_threads(num_threads or torch.get_num_threads())
     source = resolve(model)
-    folder = source.folder
+    folder = model_folder(source, dtype)
     try:
-        if source.gguf_file is not None:
-            gguf = source.folder / source.gguf_file
-            folder = converted_folder(gguf, dtype=dtype, root=cache_folder(), on_convert=lambda _: None)
         causal: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
@@ -155,7 +151,8 @@ class ContinuousGeneration:
         self, model: PlainModel, listener: Listener, *, kv_tokens: int, max_batch_tokens: int | None = None
     ) -> None:
         config = ContinuousBatchingConfig(allow_block_sharing=True, max_batch_tokens=max_batch_tokens)
-        config.num_blocks = -(-kv_tokens // config.page_size)
+        page_size: int = getattr(config, "page_size", None) or config.block_size or 1  # its name up to 5.16
+        config.num_blocks = -(-kv_tokens // page_size)
         self._listener = listener
         self._eos: Any = model.eos_token_ids or NO_EOS
         self._jobs: dict[str, Job] = {}
