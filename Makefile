@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_LOG := $(VENV)/pip.log
 CONSTRAINTS := deploy/constraints.txt
-EXTRAS := worker,dev
+EXTRAS := worker,disk,redis,dev
 OLDEST_TESTS := tests/models tests/engine tests/e2e/test_exactness.py tests/e2e/test_plain_transformers.py
 # A plain path entry: a folder called prefixcache beside somebody's script must not hide the package.
 EDITABLE := --config-settings editable_mode=compat -e

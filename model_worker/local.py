@@ -6,17 +6,13 @@ Calls run on the client's event loop, the model on a thread of its own.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import Self, TypedDict, Unpack
 
-from model_worker.config import WorkerSettings
-from model_worker.engine.model_thread import ModelThread
+from model_worker.config import TierSettings, WorkerSettings
 from model_worker.rpc.backend import Backend
 from model_worker.rpc.local_channel import LocalTransport
+from model_worker.serving import running_worker
 from prefixcache.client import AsyncClient, Client
-from prefixcache.errors import InternalError, PrefixCacheError
-
-if TYPE_CHECKING:
-    from model_worker.worker import Worker
 
 
 class LocalSettings(TypedDict, total=False):
@@ -32,8 +28,10 @@ class LocalSettings(TypedDict, total=False):
     block_size: int | None
     l1_bytes: int
     is_cache_enabled: bool
+    is_remote_code_trusted: bool
     num_threads: int | None
     verifies_weights: bool
+    tiers: TierSettings
 
 
 class AsyncLocalClient(AsyncClient):
@@ -90,27 +88,5 @@ def _transport(given: LocalSettings) -> LocalTransport:
 
 @asynccontextmanager
 async def _serving(settings: WorkerSettings) -> AsyncIterator[Backend]:
-    """A started engine, stopped at the end."""
-    thread = ModelThread()
-    try:
-        worker = await thread.run(_build, settings, thread)
-    except BaseException:
-        thread.close()
-        raise
-    await worker.engine.start()
-    try:
+    async with running_worker(settings) as worker:
         yield worker.engine
-    finally:
-        await worker.engine.stop(grace_s=0.0)
-
-
-def _build(settings: WorkerSettings, thread: ModelThread) -> "Worker":
-    """Load torch and the model, on the model's thread."""
-    try:
-        from model_worker.worker import build_on
-
-        return build_on(thread, settings)
-    except PrefixCacheError:
-        raise
-    except Exception as error:
-        raise InternalError(f"the worker could not be built: {type(error).__name__}: {error}") from error

@@ -14,12 +14,13 @@ PROCESS_BYTES = 800 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by part. ``process`` is what Python, torch and the queues take."""
+    """Bytes by part. ``write_queues`` hold blocks on their way to tiers; ``process`` is what Python and torch take."""
 
     weights: int
     packed_weights: int
     slots: int
     l1: int
+    write_queues: int = 0
     process: int = PROCESS_BYTES
 
     def parts(self) -> dict[str, int]:
@@ -29,6 +30,7 @@ class MemoryPlan:
             "packed_weights": self.packed_weights,
             "slots": self.slots,
             "l1": self.l1,
+            "write_queues": self.write_queues,
             "process": self.process,
         }
         return parts | {"total": sum(parts.values())}
@@ -43,7 +45,7 @@ class MemoryPlan:
         if total > available:
             raise ConfigError(
                 f"the worker would need {format_size(total)} of memory and {format_size(available)} are available "
-                f"({self.text()}); lower --l1-bytes, --max-num-seqs or --max-model-len"
+                f"({self.text()}); lower --l1-bytes, --write-queue-bytes, --max-num-seqs or --max-model-len"
             )
 
 

@@ -34,7 +34,9 @@ from model_worker.startup import Startup
 from prefixcache.cache import BlockCache, NullCache, PrefixCache
 from prefixcache.core.namespace import Namespace, canonical_config
 from prefixcache.errors import ConfigError
+from prefixcache.storage.chain import BlockFormat
 from prefixcache.storage.memory import Arena
+from prefixcache.storage.tiered import TieredStore
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +61,20 @@ class Worker:
     qualification: Qualification
 
 
-def build(settings: WorkerSettings, *, observe_logits: Callable[[Slot, torch.Tensor], None] | None = None) -> Worker:
+def build(
+    settings: WorkerSettings,
+    *,
+    observe_logits: Callable[[Slot, torch.Tensor], None] | None = None,
+    store: TieredStore | None = None,
+) -> Worker:
     """Load and qualify the model and put the engine together; raises ConfigError or NotFound with what to change.
 
     ``observe_logits``, for checks, sees on the model thread the logits ``[vocab_size]`` that each token is drawn from.
+    ``store`` are the tiers below L1, opened by the caller; the engine closes them.
     """
     thread = ModelThread()
     try:
-        return thread.call(partial(build_on, thread, settings, observe_logits=observe_logits))
+        return thread.call(partial(build_on, thread, settings, observe_logits=observe_logits, store=store))
     except BaseException:
         thread.close()
         raise
@@ -77,6 +85,7 @@ def build_on(
     settings: WorkerSettings,
     *,
     observe_logits: Callable[[Slot, torch.Tensor], None] | None = None,
+    store: TieredStore | None = None,
 ) -> Worker:
     """What ``build`` does, called on ``thread``, which the worker's engine then owns."""
     startup = Startup()
@@ -107,6 +116,8 @@ def build_on(
         namespace.digest(),
         facts,
         lambda: Meter(model, allowed_rows=rows, free_bytes=_free_bytes(model.device)),
+        store if store is not None and cells is not None else TieredStore(),
+        BlockFormat(namespace.digest(), model.layout.block_size, (model.layout.payload_tensor(),)),
     )
     return Worker(Engine(parts, limits), model, namespace, plan, slots, cache, runner, qualification)
 
@@ -175,6 +186,7 @@ def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> Memo
         packed_weights=model.packed_bytes,
         slots=slots.total_bytes,
         l1=settings.l1_bytes if settings.is_cache_enabled else 0,
+        write_queues=settings.tiers.num_tiers * settings.tiers.write_queue_bytes,
     )
     plan.check(available_bytes())
     logger.info("memory plan: %s", plan.text())

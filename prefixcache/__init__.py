@@ -18,34 +18,36 @@ if TYPE_CHECKING:
     from prefixcache.client.diagnosis import Diagnosis as Diagnosis
     from prefixcache.client.diagnosis import Measurement as Measurement
     from prefixcache.client.diagnosis import QualificationCheck as QualificationCheck
-    from prefixcache.client.types import CacheCounters as CacheCounters
+    from prefixcache.client.statistics import CacheCounters as CacheCounters
+    from prefixcache.client.statistics import EngineCounters as EngineCounters
+    from prefixcache.client.statistics import LatencyCounters as LatencyCounters
+    from prefixcache.client.statistics import Percentiles as Percentiles
+    from prefixcache.client.statistics import RequestCounters as RequestCounters
+    from prefixcache.client.statistics import StoredNamespace as StoredNamespace
+    from prefixcache.client.statistics import TierCounters as TierCounters
+    from prefixcache.client.statistics import TokenCounters as TokenCounters
+    from prefixcache.client.statistics import WorkerStats as WorkerStats
     from prefixcache.client.types import CachedPrefix as CachedPrefix
     from prefixcache.client.types import Chunk as Chunk
     from prefixcache.client.types import Cleared as Cleared
-    from prefixcache.client.types import EngineCounters as EngineCounters
     from prefixcache.client.types import Evicted as Evicted
     from prefixcache.client.types import FinishReason as FinishReason
     from prefixcache.client.types import Generation as Generation
-    from prefixcache.client.types import LatencyCounters as LatencyCounters
     from prefixcache.client.types import Lookup as Lookup
     from prefixcache.client.types import Message as Message
     from prefixcache.client.types import Messages as Messages
     from prefixcache.client.types import ModelInfo as ModelInfo
-    from prefixcache.client.types import Percentiles as Percentiles
     from prefixcache.client.types import PrefixPage as PrefixPage
     from prefixcache.client.types import Progress as Progress
     from prefixcache.client.types import Prompt as Prompt
-    from prefixcache.client.types import RequestCounters as RequestCounters
     from prefixcache.client.types import Sample as Sample
     from prefixcache.client.types import Started as Started
     from prefixcache.client.types import Timings as Timings
-    from prefixcache.client.types import TokenCounters as TokenCounters
     from prefixcache.client.types import Tokenized as Tokenized
     from prefixcache.client.types import TokenLogprobs as TokenLogprobs
     from prefixcache.client.types import Tool as Tool
     from prefixcache.client.types import Usage as Usage
     from prefixcache.client.types import Warmed as Warmed
-    from prefixcache.client.types import WorkerStats as WorkerStats
     from prefixcache.errors import CapacityExceeded as CapacityExceeded
     from prefixcache.errors import ConfigError as ConfigError
     from prefixcache.errors import CorruptBlock as CorruptBlock
@@ -90,6 +92,8 @@ _EXPORTS = {
         "RequestCounters",
         "Sample",
         "Started",
+        "StoredNamespace",
+        "TierCounters",
         "Chunk",
         "Timings",
         "TokenCounters",

@@ -78,6 +78,15 @@ class BlockCache(Protocol):
     def unreserve(self, cells: Sequence[int]) -> None:
         """Give reserved cells back unpublished."""
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a cell."""
+        ...
+
+    def view(self, cell: int) -> memoryview:
+        """Memory of a cell that the caller has reserved, to be written, or leased, to be read."""
+        ...
+
     def publish(self, lease: Lease, tokens: bytes, cells: Sequence[int]) -> int:
         """Offer filled cells as the blocks after the lease's; extend the lease over them; return how many were new.
 
@@ -86,6 +95,9 @@ class BlockCache(Protocol):
         lease that ``clear`` has cut off publishes nothing: its cells are freed and
         counted as dropped. Either way the cells are no longer the caller's.
         """
+
+    def extend(self, lease: Lease, root: bytes, tokens: bytes, *, max_blocks: int) -> None:
+        """Let a lease cover what others have published since it was acquired, at most ``max_blocks`` blocks."""
 
     def release(self, lease: Lease) -> None:
         """End a lease, exactly once."""
@@ -153,6 +165,15 @@ class PrefixCache:
         self._end_reservation(cells)
         self._arena.free(cells)
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a cell; see ``BlockCache``."""
+        return self._arena.cell_bytes
+
+    def view(self, cell: int) -> memoryview:
+        """Memory of a cell; see ``BlockCache``."""
+        return self._arena.view(cell)
+
     def publish(self, lease: Lease, tokens: bytes, cells: Sequence[int]) -> int:
         """Offer filled cells as the blocks after the lease's; see ``BlockCache``."""
         assert lease.hold is not None, "this lease was released"
@@ -167,6 +188,17 @@ class PrefixCache:
         lease.cells += [*present, *inserted]
         self._num_published += len(inserted)
         return len(inserted)
+
+    def extend(self, lease: Lease, root: bytes, tokens: bytes, *, max_blocks: int) -> None:
+        """Let a lease cover what was published since; see ``BlockCache``."""
+        assert lease.hold is not None, "this lease was released"
+        found = self._index.match(root, tokens, max_blocks=max_blocks)
+        if found.num_blocks <= lease.num_blocks:
+            return
+        before, lease.hold = lease.hold, self._index.hold(found)
+        self._index.touch(lease.hold)
+        lease.cells = self._index.cells(lease.hold)
+        self._arena.free(self._index.release(before))
 
     def release(self, lease: Lease) -> None:
         """End a lease, exactly once; see ``BlockCache``."""
@@ -253,10 +285,22 @@ class NullCache:
         """Take back the cells of ``reserve``: none."""
         assert not cells, "a NullCache has given no cells"
 
+    @property
+    def block_bytes(self) -> int:
+        """Return 0."""
+        return 0
+
+    def view(self, cell: int) -> memoryview:
+        """Return nothing for no cell."""
+        raise AssertionError(f"a NullCache has no cell {cell}")
+
     def publish(self, lease: Lease, tokens: bytes, cells: Sequence[int]) -> int:
         """Return 0; there are no cells to offer."""
         assert not cells, "a NullCache has given no cells"
         return 0
+
+    def extend(self, lease: Lease, root: bytes, tokens: bytes, *, max_blocks: int) -> None:
+        """Find nothing more."""
 
     def release(self, lease: Lease) -> None:
         """End a lease over nothing."""

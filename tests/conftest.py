@@ -71,8 +71,9 @@ def build_tiny(
     monkeypatch.setattr(worker, "digest_folder", lambda: qualified_folder / "digests")
     num_threads = torch.get_num_threads()
 
-    def build(*, observe_logits: Any = None, **changes: Any) -> "Worker":
-        return worker.build(WorkerSettings(**tiny_settings | changes), observe_logits=observe_logits)
+    def build(*, observe_logits: Any = None, store: Any = None, **changes: Any) -> "Worker":
+        settings = WorkerSettings(**tiny_settings | changes)
+        return worker.build(settings, observe_logits=observe_logits, store=store)
 
     yield build
     torch.set_num_threads(num_threads)

@@ -1,4 +1,5 @@
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,3 +28,12 @@ def test_core_imports_only_the_standard_library_and_xxhash(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(SIM.rglob("*.py")), ids=lambda path: path.name)
 def test_the_simulator_s_side_imports_only_the_standard_library(path: Path) -> None:
     assert imported_top_levels(path.read_text()) <= sys.stdlib_module_names | {"prefixcache"}
+
+
+def test_importing_the_package_imports_no_store() -> None:
+    stores = {"redis", "hiredis", "lmdb"}
+    script = (
+        f"import sys, prefixcache, prefixcache.cache, prefixcache.storage.tier; print({stores!r} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -225,8 +225,8 @@ def test_a_closed_local_client_gives_its_memory_back(
     built: list[weakref.ref[Any]] = []
     build_on = worker.build_on
 
-    def remember(*args: Any) -> Worker:
-        made = build_on(*args)
+    def remember(*args: Any, **options: Any) -> Worker:
+        made = build_on(*args, **options)
         built.extend(weakref.ref(part) for part in (made.engine, made.runner, made.slots, made.cache))
         return made
 
@@ -276,7 +276,7 @@ def test_a_model_that_does_not_exist_is_not_found_and_leaves_no_thread() -> None
 def test_a_fault_while_building_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     from model_worker import worker
 
-    def fail(*args: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise MemoryError("no more")
 
     monkeypatch.setattr(worker, "build_on", fail)

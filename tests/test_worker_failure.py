@@ -20,6 +20,7 @@ async def test_a_worker_whose_loop_fails_stops_serving(
     def fail(*_: Any) -> None:
         raise RuntimeError("a bug of the loop")
 
+    await worker.engine.start()
     serving = asyncio.create_task(serve(worker, WorkerSettings(listen="127.0.0.1:0")))
     for _ in range(3_000):
         if "ready" in capsys.readouterr().out:
@@ -30,3 +31,4 @@ async def test_a_worker_whose_loop_fails_stops_serving(
     with pytest.raises(InternalError, match="start the worker again"):
         async with asyncio.timeout(30):
             await serving
+    await worker.engine.stop(grace_s=0.0)

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from model_worker.__main__ import main, parser, settings_from
-from prefixcache import Client
+from model_worker.__main__ import main
+from model_worker.flags import parse, parser, settings_from
+from prefixcache import Client, ConfigError
 
 PATIENCE_S = 120
 Process: TypeAlias = "subprocess.Popen[str]"
@@ -187,3 +188,48 @@ def test_a_worker_told_to_stops_at_the_end_of_its_input(start_worker: StartWorke
     process.stdin.close()
     process.stdin = None
     assert ended(process)[0] == 0
+
+
+def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text('[worker]\nmodel = "from file"\nmax-num-seqs = 3\nl1_bytes = "3GB"\nno_cache = true\ngrace = 1.5\n')
+    variables = {"PREFIXCACHE_L1_BYTES": "2GB", "PREFIXCACHE_MAX_NUM_SEQS": "4", "PREFIXCACHE_ADDRESS": "x:1"}
+    settings = settings_from(parse(["--config", str(file), "--max-num-seqs", "5"], variables))
+    assert (settings.model, settings.max_num_seqs, settings.l1_bytes) == ("from file", 5, 2_000_000_000)
+    assert (settings.is_cache_enabled, settings.grace_s) == (False, 1.5)
+
+
+def test_a_variable_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text('[worker]\nmodel = "from file"\n')
+    assert parse([], {"PREFIXCACHE_CONFIG": str(file)}).model == "from file"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[worker]\nl2_bytes = 3\n", "'l2_bytes' in .* is no setting; there are .*l1_bytes"),
+        ("[cache]\nl1_bytes = 3\n", "'cache' in .* put them under .worker."),
+        ("l1_bytes = 3\n", "'l1_bytes' in .* put them under .worker."),
+        ("[worker]\nmodel = [1]\n", "give a number, a text, true or false"),
+        ("[worker\n", "is not TOML"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_a_configuration_file_gone_wrong_says_where(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "worker.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        parse(["--config", str(file)], {})
+
+
+def test_an_unknown_variable_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="PREFIXCACHE_L1BYTES is no setting"):
+        parse([], {"PREFIXCACHE_L1BYTES": "2GB"})
+
+
+def test_a_value_out_of_bounds_is_refused_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([], {"PREFIXCACHE_DEVICE": "tpu"})
+    assert "invalid choice: 'tpu'" in capsys.readouterr().err

@@ -116,7 +116,7 @@ class Admission:
         if num_prompt >= limit:
             raise InvalidRequest(
                 f"the prompt has {num_prompt} tokens and max_model_len is {limit}, which leaves no room for a new "
-                f"token; shorten the prompt or start the worker with a larger --max-model-len"
+                f"token; shorten the prompt, or give the worker a larger max_model_len if its model has the positions"
             )
         wanted = request.stopping.max_new_tokens
         if wanted is None:

@@ -5,6 +5,7 @@ tokens alike. A run takes what is cached, computes the rest block by block and
 publishes each block when it is done.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from model_worker.engine.model_thread import ModelThread
@@ -12,6 +13,8 @@ from model_worker.engine.runner import ModelRunner, PrefillStep
 from model_worker.engine.sampler import Sampler
 from model_worker.kv.slots import Slot, SlotPool
 from prefixcache.cache import BlockCache, Lease, NullCache
+from prefixcache.core.blocks import num_reusable_blocks
+from prefixcache.storage.chain import BlockChain
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +36,7 @@ class CanonicalRun:
     num_cached: int = 0
     num_computed: int = 0
     num_published: int = 0
+    chain: BlockChain | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -41,7 +45,16 @@ class CanonicalRun:
 class Canonical:
     """Steps of canonical runs. Called on the engine's loop, one step at a time."""
 
-    def __init__(self, cache: BlockCache, runner: ModelRunner, thread: ModelThread, *, block_size: int) -> None:
+    def __init__(
+        self,
+        cache: BlockCache,
+        runner: ModelRunner,
+        thread: ModelThread,
+        *,
+        block_size: int,
+        on_published: Callable[[CanonicalRun, int], None] = lambda _run, _block: None,
+    ) -> None:
+        self._on_published = on_published
         self._cache = cache
         self._no_cache = NullCache()
         self._runner = runner
@@ -55,7 +68,17 @@ class Canonical:
         """
         run.slot = slot
         run.lease = self._cache_of(run).acquire(run.root, run.tokens, max_blocks=len(run) // self._block_size)
-        reusable = max(len(run) - 1, 0) // self._block_size
+        return self._note_cached(run)
+
+    def match_again(self, run: CanonicalRun) -> int:
+        """Take in what others have published since ``match``; the number of tokens that ``load`` will copy."""
+        assert run.lease is not None
+        self._cache_of(run).extend(run.lease, run.root, run.tokens, max_blocks=len(run) // self._block_size)
+        return self._note_cached(run)
+
+    def _note_cached(self, run: CanonicalRun) -> int:
+        assert run.lease is not None
+        reusable = num_reusable_blocks(len(run), self._block_size)
         run.num_cached = min(run.lease.num_blocks, reusable) * self._block_size
         return run.num_cached
 
@@ -100,8 +123,9 @@ class Canonical:
             cache.unreserve(cells)
             raise
         run.num_computed = end
-        if cells:
-            run.num_published += cache.publish(run.lease, run.tokens, cells)
+        if cells and cache.publish(run.lease, run.tokens, cells):
+            run.num_published += 1
+            self._on_published(run, run.lease.num_blocks - 1)
         return token
 
     def release_lease(self, run: CanonicalRun) -> None:

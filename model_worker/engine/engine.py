@@ -20,13 +20,31 @@ from model_worker.engine.listing import list_page
 from model_worker.engine.loop import EngineLoop, EngineParts
 from model_worker.engine.request import Event, Finished, GenerateRequest
 from model_worker.engine.sequence import Phase, Sequence
-from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, PrefixPage, WarmResult, WorkerStats
-from prefixcache.core.blocks import token_bytes
-from prefixcache.errors import CapacityExceeded, EngineStopped, InvalidRequest, NotFound, RequestCancelled
+from model_worker.engine.statistics import (
+    ClearResult,
+    EvictResult,
+    LookupResult,
+    PrefixPage,
+    TierReport,
+    WarmResult,
+    WorkerStats,
+)
+from prefixcache.core.blocks import num_reusable_blocks, token_bytes
+from prefixcache.errors import (
+    CapacityExceeded,
+    EngineStopped,
+    InvalidRequest,
+    NotFound,
+    RequestCancelled,
+    TierUnavailable,
+)
+from prefixcache.storage.chain import BlockChain
+from prefixcache.storage.registry import NamespaceEntry
 
 logger = logging.getLogger(__name__)
 
 LAG_PERIOD_S = 0.05
+FLUSH_S = 5.0
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -41,6 +59,9 @@ class Engine:
         self.description = parts.description
         self.tokenizer = parts.tokenizer
         self._cache = parts.cache
+        self._store = parts.store
+        self._format = parts.block_format
+        self._namespace = NamespaceEntry(parts.namespace_digest, parts.description.namespace_fields)
         self._facts = parts.facts
         self._measuring = MeasuringRoom(parts.thread, parts.new_meter)
         self._clock = clock
@@ -55,6 +76,7 @@ class Engine:
 
     async def start(self) -> None:
         """Begin to run requests."""
+        self._store.announce(self._namespace)
         self._tasks = [asyncio.create_task(self._loop.run(), name="engine"), asyncio.create_task(self._watch_lag())]
 
     async def stop(self, *, grace_s: float) -> None:
@@ -71,6 +93,8 @@ class Engine:
         self._loop.end_all(
             EngineStopped("the worker is stopping; send the request to another worker or try again later")
         )
+        await self._store.flush(timeout_s=FLUSH_S)
+        await self._store.close()
         self._thread.close()
         self._io_pool.shutdown()
 
@@ -111,21 +135,24 @@ class Engine:
         sequence.mailbox.put(RequestCancelled(f"request {request_id} was aborted by a call of Abort"))
 
     def lookup(self, prompt_token_ids: list[int], *, cache_salt: str) -> LookupResult:
-        """What of a prompt ``generate`` would take from the cache now; changes nothing."""
-        size = self._limits.block_size
-        num_tokens = len(prompt_token_ids)
+        """What of a prompt ``generate`` would take from memory now; changes nothing."""
+        size, num_tokens = self._limits.block_size, len(prompt_token_ids)
         tokens = token_bytes(prompt_token_ids)
-        num_cached = self._cache.match(
-            self._loop.admission.scope_root(cache_salt), tokens, max_blocks=num_tokens // size
-        )
-        reusable = max(num_tokens - 1, 0) // size
+        num_cached = self._cache.match(self._root_of(cache_salt), tokens, max_blocks=num_tokens // size)
         return LookupResult(
             prompt_tokens=num_tokens,
-            cached_prompt_tokens=min(num_cached, reusable) * size,
+            cached_prompt_tokens=min(num_cached, num_reusable_blocks(num_tokens, size)) * size,
             cached_blocks=num_cached,
             num_blocks=num_tokens // size,
             block_size=size,
         )
+
+    async def lookup_tiers(self, prompt_token_ids: list[int], *, cache_salt: str, num_cached: int) -> dict[str, int]:
+        """By tier, the prompt's tokens from number ``num_cached`` on that ``generate`` could fetch; changes nothing."""
+        size = self._limits.block_size
+        chain = BlockChain(self._format, self._root_of(cache_salt), token_bytes(prompt_token_ids))
+        found = await self._store.peek(chain, num_cached // size, num_reusable_blocks(len(prompt_token_ids), size))
+        return {name: num_blocks * size for name, num_blocks in found.items()}
 
     async def warm(
         self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str, timeout_s: float | None = None
@@ -165,13 +192,25 @@ class Engine:
         return EvictResult(num_blocks, num_blocks * stats.block_bytes, stats.used_bytes)
 
     def clear(self) -> ClearResult:
-        """Drop every prefix, and what waits to be recomputed for the cache."""
+        """Drop every prefix in memory, and what waits to be recomputed for the cache."""
         self._loop.recomputer.forget()
         num_blocks = self._cache.clear()
         return ClearResult(num_blocks, num_blocks * self._cache.stats().block_bytes)
 
+    async def clear_tiers(self) -> None:
+        """Drop what the tiers hold under the scopes that were used here since the start.
+
+        Raises TierUnavailable where one does not answer, after the others were cleared.
+        """
+        try:
+            await self._store.clear()
+        except TierUnavailable as error:
+            raise TierUnavailable(
+                f"memory is cleared, but not every tier: {error}; clear again when it answers"
+            ) from error
+
     def stats(self) -> WorkerStats:
-        """A snapshot of all counters and gauges."""
+        """A snapshot of all counters and gauges but the tiers'."""
         return WorkerStats(
             uptime_s=self._clock() - self._started_at,
             resident_bytes=psutil.Process().memory_info().rss,
@@ -180,7 +219,12 @@ class Engine:
             cache=self._cache.stats(),
             engine=self._loop.gauges(),
             latency=self._loop.ledger.latency(),
+            fetches=dict(self._loop.ledger.fetches),
         )
+
+    async def tier_stats(self) -> list[TierReport]:
+        """Counters and gauges of each tier, nearest first, and whose blocks it holds."""
+        return [TierReport(stats, self._namespace) for stats in await self._store.stats()]
 
     async def diagnose(self, *, measure: bool) -> Diagnosis:
         """What is known of model and machine; with ``measure`` also how fast they are, about two seconds' work.
@@ -206,6 +250,9 @@ class Engine:
     async def run_on_model_thread(self, operation: Callable[[], Result]) -> Result:
         """Run ``operation`` between two operations of the engine, for measurements and checks."""
         return await self._thread.run(operation)
+
+    def _root_of(self, cache_salt: str) -> bytes:
+        return self._loop.admission.scope_root(cache_salt)
 
     def _submit(self, request: GenerateRequest) -> Sequence:
         if self._is_closing or not self._tasks or self._tasks[0].done():

@@ -3,7 +3,7 @@
 Owner: the engine's loop.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -34,6 +34,7 @@ class Ledger:
         self._total: deque[float] = deque(maxlen=NUM_RECENT)
         self._loop_lag: deque[float] = deque(maxlen=NUM_RECENT)
         self._prefill_s_per_token: float | None = None
+        self.fetches: Counter[str] = Counter()
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
         """Count computed prompt tokens and learn what one costs."""
@@ -46,6 +47,11 @@ class Ledger:
         """Remember how late the loop was."""
         self._loop_lag.append(seconds)
 
+    @property
+    def prefill_s_per_token(self) -> float | None:
+        """Moving average of what computing one prompt token costs; None before the first."""
+        return self._prefill_s_per_token
+
     def saved_s(self, cached_tokens: int, load_s: float) -> float:
         """Estimate of the prefill time that ``cached_tokens`` saved, less what copying them took."""
         return max(0.0, cached_tokens * (self._prefill_s_per_token or 0.0) - load_s)
@@ -53,6 +59,8 @@ class Ledger:
     def close(self, record: RequestRecord) -> None:
         """Take a complete record into the totals."""
         setattr(self.requests, record.outcome, getattr(self.requests, record.outcome) + 1)
+        if record.fetch_outcome:
+            self.fetches[record.fetch_outcome] += 1
         if record.outcome != "finished" or record.finish_reason == "warmed":
             return
         self.requests.hits += record.cached_prompt_tokens > 0

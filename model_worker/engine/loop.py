@@ -16,6 +16,7 @@ from model_worker.engine.canonical import Canonical, CanonicalRun
 from model_worker.engine.diagnosis import WorkerFacts
 from model_worker.engine.ledger import Ledger
 from model_worker.engine.model_thread import ModelThread
+from model_worker.engine.promotion import Promoter
 from model_worker.engine.request import Finished, Progress, Started
 from model_worker.engine.runner import DecodeRow, ModelRunner
 from model_worker.engine.scheduler import Scheduler
@@ -30,6 +31,8 @@ from prefixcache.accounting import combine
 from prefixcache.cache import BlockCache
 from prefixcache.core.blocks import token_bytes
 from prefixcache.errors import InternalError, PrefixCacheError
+from prefixcache.storage.chain import BlockFormat
+from prefixcache.storage.tiered import TieredStore
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,8 @@ class EngineParts:
     namespace_digest: bytes
     facts: WorkerFacts
     new_meter: Callable[[], Meter]
+    store: TieredStore
+    block_format: BlockFormat
 
 
 class EngineLoop:
@@ -58,7 +63,14 @@ class EngineLoop:
         self.ledger = Ledger()
         self.admission = Admission(parts.tokenizer, parts.description, limits, namespace_digest=parts.namespace_digest)
         self.scheduler = Scheduler(max_num_seqs=limits.max_num_seqs, max_waiting=limits.max_waiting)
-        canonical = Canonical(parts.cache, parts.runner, parts.thread, block_size=limits.block_size)
+        self._promoter = Promoter(parts.cache, parts.store, parts.block_format, clock=clock)
+        canonical = Canonical(
+            parts.cache,
+            parts.runner,
+            parts.thread,
+            block_size=limits.block_size,
+            on_published=self._promoter.note_published,
+        )
         self.recomputer = Recomputer(canonical, parts.slots, block_size=limits.block_size)
         self._canonical = canonical
         self._description = parts.description
@@ -124,25 +136,37 @@ class EngineLoop:
         """Work until closed and empty, or stopped; a fault of the loop itself fails everything and is raised."""
         try:
             while not self._is_stopped and (self.scheduler.has_work or not self._is_closing):
+                self._wake.clear()
                 self._reap()
-                if self.scheduler.has_work:
-                    self.recomputer.give_way()
-                    await self._iterate()
-                elif not await self.recomputer.step():
+                if not await self._work():
                     await self._wait_for_work()
+            await self._end_fetches()
         except Exception:
             logger.exception("the engine's loop failed; the worker serves no more")
+            await self._end_fetches()
             self._fail_all(InternalError("the engine failed; see the worker's log and restart it"))
             raise
 
+    async def _work(self) -> bool:
+        """One iteration, or a step of recomputation where nobody waits or runs; whether anything was done."""
+        if not self.scheduler.has_work:
+            return await self.recomputer.step()
+        self.recomputer.give_way()
+        if not self.scheduler.can_work:
+            return False
+        await self._iterate()
+        return True
+
     async def _iterate(self) -> None:
         self._num_iterations += 1
-        admitted = self.scheduler.next_admission()
-        if admitted is not None:
+        while (admitted := self.scheduler.next_admission()) is not None:
             await self._guarded([admitted], self._admit(admitted))
         self._reap()
         prefilling = self.scheduler.next_prefill()
-        if prefilling is not None:
+        if prefilling is not None and prefilling.phase is Phase.READY:
+            await self._guarded([prefilling], self._begin(prefilling))
+            self._reap()
+        if prefilling is not None and prefilling.phase is Phase.PREFILL:
             await self._guarded([prefilling], self._prefill(prefilling))
         self._reap()
         decoding = self.scheduler.decoding()
@@ -164,19 +188,43 @@ class EngineLoop:
         record = sequence.record
         started_at = self._clock()
         record.queue_s = started_at - sequence.arrived_at
+        self._canonical.match(sequence.run, self._slots.take())
+        record.lookup_s = self._clock() - started_at
+        if self._promoter.note_match(sequence.run):
+            sequence.phase = Phase.FETCH
+            sequence.fetch = asyncio.create_task(self._fetch(sequence), name=f"fetch for {record.request_id}")
+            sequence.fetch.add_done_callback(lambda _task: self._note_fetched(sequence))
+        else:
+            sequence.phase = Phase.READY
+
+    async def _fetch(self, sequence: Sequence) -> None:
+        """Let the tiers extend the sequence's lease; its prompt is computed next, whatever came of this."""
+        cost = self.ledger.prefill_s_per_token
+        try:
+            await self._promoter.promote(sequence.run, sequence.record, compute_s_per_token=cost)
+        except Exception:
+            logger.exception("fetching for request %s failed; its blocks are computed", sequence.request.request_id)
+
+    def _note_fetched(self, sequence: Sequence) -> None:
+        sequence.fetch = None
+        sequence.phase = Phase.READY
+        self._wake.set()
+
+    async def _begin(self, sequence: Sequence) -> None:
+        """Copy what is cached by now into the slot; prefill goes on from there."""
+        record = sequence.record
+        started_at = self._clock()
         sequence.phase = Phase.PREFILL
-        record.cached_prompt_tokens = self._canonical.match(sequence.run, self._slots.take())
-        matched_at = self._clock()
-        record.lookup_s = matched_at - started_at
+        record.cached_prompt_tokens = self._canonical.match_again(sequence.run)
         if sequence.request.only_warms and self._canonical.is_whole(sequence.run):
             record.cached_prompt_tokens = len(sequence.run)
             self._finish_warming(sequence)
             return
         if sequence.number == 0:
-            sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens))
+            by_tier = record.cached_prompt_tokens_by_tier
+            sequence.mailbox.put(Started(record.prompt_tokens, record.cached_prompt_tokens, by_tier))
         await self._canonical.load(sequence.run)
-        record.load_s = self._clock() - matched_at
-        record.saved_s = self.ledger.saved_s(record.cached_prompt_tokens, record.load_s)
+        record.load_s = self._clock() - started_at
 
     async def _prefill(self, sequence: Sequence) -> None:
         run = sequence.run
@@ -199,6 +247,8 @@ class EngineLoop:
                 sequence.mailbox.put(Progress(run.num_computed, len(run)))
             return
         self._canonical.release_lease(run)
+        record = sequence.record
+        record.saved_s = self.ledger.saved_s(record.cached_prompt_tokens, record.load_s + record.fetch_s)
         sequence.phase = Phase.DECODE
         sequence.first_token_at = self._clock()
         self._deliver(sequence, token)
@@ -272,9 +322,19 @@ class EngineLoop:
             self._fail(sequence, error)
 
     def _reap(self) -> None:
+        """End abandoned sequences; one whose fetch is under way when the fetch has ended."""
         for sequence in [sequence for sequence in self.scheduler.running if sequence.is_abandoned]:
+            if sequence.fetch is not None:
+                sequence.fetch.cancel()
+                continue
             self._leave(sequence)
             self._close_abandoned(sequence)
+
+    async def _end_fetches(self) -> None:
+        fetches = [sequence.fetch for sequence in self.scheduler.running if sequence.fetch is not None]
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give up what a running sequence has; no operation is under way on it."""
@@ -306,5 +366,4 @@ class EngineLoop:
         if self._num_iterations - self._collected_at >= ITERATIONS_BETWEEN_COLLECTIONS:
             self._collected_at = self._num_iterations
             gc.collect()
-        self._wake.clear()
         await self._wake.wait()

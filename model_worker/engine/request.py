@@ -4,6 +4,7 @@ First hop of a request's path: the RPC layer builds a ``GenerateRequest``; the
 engine answers with ``Event`` values in the order Started, Progress*, Tokens*, Finished.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -80,10 +81,11 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was admitted and matched."""
+    """The request was admitted and matched; ``cached_prompt_tokens_by_tier`` names ``l1`` and tiers."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
+    cached_prompt_tokens_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,13 @@ class Scheduler:
         """Whether any sequence waits or runs."""
         return bool(self._waiting or self._running)
 
+    @property
+    def can_work(self) -> bool:
+        """Whether an iteration would do anything: not where all that run wait for their blocks."""
+        if self._waiting and len(self._running) < self._max_num_seqs:
+            return True
+        return any(sequence.phase is not Phase.FETCH for sequence in self._running)
+
     def enqueue(self, sequence: Sequence) -> None:
         """Add a sequence at the end of the queue; the caller has looked at ``num_free``."""
         self._waiting.append(sequence)
@@ -57,22 +64,23 @@ class Scheduler:
         return taken
 
     def next_admission(self) -> Sequence | None:
-        """Move the head of the queue to running, where a slot is free for it.
-
-        A sample other than the first waits until the first has their prompt computed, and all behind it wait too:
-        theirs would be computed later anyway.
-        """
+        """Move the head of the queue to running, where a slot is free for it."""
         if not self._waiting or len(self._running) >= self._max_num_seqs:
-            return None
-        if self._waiting[0].awaits_prompt:
             return None
         sequence = self._waiting.popleft()
         self._running.append(sequence)
         return sequence
 
     def next_prefill(self) -> Sequence | None:
-        """The sequence whose prompt is worked on: the earliest admitted one that is not through."""
-        return next((sequence for sequence in self._running if sequence.phase is Phase.PREFILL), None)
+        """The sequence whose prompt is worked on: the one that is in the middle of it, else the earliest admitted.
+
+        One at a time, so that whoever shares its prefix finds it published when his turn comes.
+        """
+        for phase in (Phase.PREFILL, Phase.READY):
+            for sequence in self._running:
+                if sequence.phase is phase:
+                    return sequence
+        return None
 
     def decoding(self) -> list[Sequence]:
         """Sequences that get a token in this iteration."""

@@ -25,6 +25,8 @@ class Phase(Enum):
     """Where a sequence is on its path."""
 
     WAITING = "waiting"
+    FETCH = "fetch"
+    READY = "ready"
     PREFILL = "prefill"
     DECODE = "decode"
     ENDED = "ended"
@@ -95,6 +97,7 @@ class Sequence:
 
     __slots__ = (
         "arrived_at",
+        "fetch",
         "first_token_at",
         "is_abandoned",
         "mailbox",
@@ -122,6 +125,7 @@ class Sequence:
         self.samples = [self]
         self.number = 0
         self.is_abandoned = False
+        self.fetch: asyncio.Task[None] | None = None
         self.output_ids: list[int] = []
         self.prefill_started_at = 0.0
         self.first_token_at = 0.0
@@ -146,11 +150,6 @@ class Sequence:
         matched_stop = self.output_text.matched_stop or ""
         logprobs = self.sampler.take_logprobs()
         self.mailbox.put(TokensGenerated([token], text, logprobs, self.number, finish_reason, matched_stop))
-
-    @property
-    def awaits_prompt(self) -> bool:
-        """Whether the first sample has yet to compute the prompt, whose blocks this one then finds in the cache."""
-        return self.number > 0 and self.samples[0].phase in (Phase.WAITING, Phase.PREFILL)
 
     @property
     def is_request_ended(self) -> bool:

@@ -4,9 +4,12 @@ Filled by the engine on its loop from the request records; every field has the
 meaning and unit of the message of the same name in ``admin.proto``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prefixcache.cache import CacheStats
+from prefixcache.storage.lower_tier import LowerTierStats
+from prefixcache.storage.registry import NamespaceEntry
 
 
 @dataclass(slots=True)
@@ -79,6 +82,15 @@ class WorkerStats:
     cache: CacheStats
     engine: EngineStats
     latency: LatencyStats
+    fetches: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    """One tier, as seen by a worker of the namespace ``own``."""
+
+    stats: LowerTierStats
+    own: NamespaceEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ def resolve(model: str, *, with_code: bool = False) -> ModelSource:
     where nothing of that name exists, ConfigError where it holds no model, cannot be read
     or had, or the catalogue's package is not installed.
     """
+    if not model.strip():
+        raise NotFound("the model's name is empty; give a catalogue name, a folder, a .gguf file or org/name")
     if model in CATALOG:
         return _from_package(model, CATALOG[model])
     try:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from prefixcache.storage.tensors import TensorSpec
+
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
@@ -38,6 +40,10 @@ class KvLayout:
     def cell_bytes(self) -> int:
         """Bytes of one block in the cache."""
         return self._values_per_token() * self.block_size * self.storage_dtype.itemsize
+
+    def payload_tensor(self) -> TensorSpec:
+        """The one tensor of a block's payload: a cell as it is."""
+        return TensorSpec("kv", str(self.storage_dtype).removeprefix("torch."), self.cell_shape, 0)
 
     def slot_bytes(self, num_tokens: int) -> int:
         """Bytes of working KV for ``num_tokens`` tokens of one sequence."""

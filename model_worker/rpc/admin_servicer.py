@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from model_worker.rpc.backend import Backend
 from model_worker.rpc.bounds import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE
-from model_worker.rpc.messages import fill
+from model_worker.rpc.messages import fill, tier_message
 from prefixcache.errors import InvalidRequest
 from prefixcache.pb.v1 import admin_pb2, admin_pb2_grpc
 
@@ -18,11 +18,13 @@ class AdminServicer(admin_pb2_grpc.CacheAdminServicer):
 
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: object) -> admin_pb2.GetStatsResponse:  # noqa: N802
         """Return counters and gauges since the start."""
+        tiers = await self._backend.tier_stats()
         return fill(
             admin_pb2.GetStatsResponse,
             self._backend.stats(),
             model=self._backend.description.model,
             failed_calls=self._failed_calls,
+            tiers=[tier_message(tier) for tier in tiers],
         )
 
     async def ListPrefixes(  # noqa: N802
@@ -45,8 +47,10 @@ class AdminServicer(admin_pb2_grpc.CacheAdminServicer):
         return fill(admin_pb2.EvictResponse, self._backend.evict(request.target_bytes))
 
     async def Clear(self, request: admin_pb2.ClearRequest, context: object) -> admin_pb2.ClearResponse:  # noqa: N802
-        """Drop every cached prefix."""
-        return fill(admin_pb2.ClearResponse, self._backend.clear())
+        """Drop every cached prefix, also where a tier does not answer, which is an error then."""
+        cleared = self._backend.clear()
+        await self._backend.clear_tiers()
+        return fill(admin_pb2.ClearResponse, cleared)
 
     async def Diagnose(self, request: admin_pb2.DiagnoseRequest, context: object) -> admin_pb2.DiagnoseResponse:  # noqa: N802
         """Tell what the worker knows of itself and, where asked, measure."""

@@ -9,7 +9,15 @@ from typing import Protocol, TypeVar, TypeVarTuple
 
 from model_worker.engine.diagnosis import Diagnosis
 from model_worker.engine.request import Event, GenerateRequest
-from model_worker.engine.statistics import ClearResult, EvictResult, LookupResult, PrefixPage, WarmResult, WorkerStats
+from model_worker.engine.statistics import (
+    ClearResult,
+    EvictResult,
+    LookupResult,
+    PrefixPage,
+    TierReport,
+    WarmResult,
+    WorkerStats,
+)
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -84,7 +92,12 @@ class Backend(Protocol):
         """End a request that waits or runs; raises NotFound where there is none of this id."""
 
     def lookup(self, prompt_token_ids: list[int], /, *, cache_salt: str) -> LookupResult:
-        """Say what of a prompt is cached, changing nothing."""
+        """Say what of a prompt is in memory, changing nothing."""
+
+    def lookup_tiers(
+        self, prompt_token_ids: list[int], /, *, cache_salt: str, num_cached: int
+    ) -> Awaitable[dict[str, int]]:
+        """Say by tier what of a prompt, from token ``num_cached`` on, could be fetched, changing nothing."""
 
     def warm(
         self, prompt_token_ids: list[int], /, *, cache_salt: str, request_id: str, timeout_s: float | None
@@ -98,10 +111,16 @@ class Backend(Protocol):
         """Shrink the cache to at most ``target_bytes``."""
 
     def clear(self) -> ClearResult:
-        """Drop every cached prefix."""
+        """Drop every prefix in memory."""
+
+    def clear_tiers(self) -> Awaitable[None]:
+        """Drop what tiers hold under the scopes used here; raises TierUnavailable."""
 
     def stats(self) -> WorkerStats:
         """Take a snapshot of counters and gauges."""
+
+    def tier_stats(self) -> Awaitable[list[TierReport]]:
+        """Ask each tier for its own, nearest first."""
 
     def diagnose(self, *, measure: bool) -> Awaitable[Diagnosis]:
         """Tell what is known of model and machine, and where asked measure them; raises CapacityExceeded."""

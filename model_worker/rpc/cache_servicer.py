@@ -19,7 +19,11 @@ class CacheServicer(cache_pb2_grpc.PrefixCacheServicer):
         check_cache_salt(request.cache_salt)
         prompt = await resolve_prompt(request.prompt, self._backend)
         found = self._backend.lookup(prompt.token_ids, cache_salt=request.cache_salt)
-        return fill(cache_pb2.LookupResponse, found)
+        below = await self._backend.lookup_tiers(
+            prompt.token_ids, cache_salt=request.cache_salt, num_cached=found.cached_prompt_tokens
+        )
+        in_memory = {"l1": found.cached_prompt_tokens} if found.cached_prompt_tokens else {}
+        return fill(cache_pb2.LookupResponse, found, available_tokens_by_tier=in_memory | below)
 
     async def Warm(self, request: cache_pb2.WarmRequest, context: Context) -> cache_pb2.WarmResponse:  # noqa: N802
         """Bring a prompt into the cache."""

@@ -4,14 +4,26 @@ Dataclass fields and message fields have equal names, so most messages are
 filled by name; a missing name is an error of our own code.
 """
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
 from model_worker.engine.request import Event, Finished, Progress, Started, TokensGenerated
-from prefixcache.pb.v1 import worker_pb2
+from model_worker.engine.statistics import TierReport
+from prefixcache.pb.v1 import admin_pb2, worker_pb2
+from prefixcache.storage.registry import NamespaceEntry
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+_OF_WRITES: Final = (
+    "written_blocks",
+    "written_bytes",
+    "dropped_blocks",
+    "failed_writes",
+    "failed_renewals",
+    "pending_bytes",
+)
+_OF_TIER: Final = ("num_entries", "used_bytes", "capacity_bytes", "failed_calls", "breakers")
 
 
 def fill(message_type: type[AnyMessage], source: object, **given: object) -> AnyMessage:
@@ -38,6 +50,28 @@ def response_of(event: Event) -> worker_pb2.GenerateResponse:
     if isinstance(event, Finished):
         return worker_pb2.GenerateResponse(finished=_finished(event))
     return worker_pb2.GenerateResponse(tokens=_tokens(event))
+
+
+def tier_message(report: TierReport) -> admin_pb2.TierStats:
+    """Make the message on one tier."""
+    stats = report.stats
+    return fill(
+        admin_pb2.TierStats,
+        stats,
+        **{name: getattr(stats.writes, name) for name in _OF_WRITES},
+        **{name: getattr(stats.tier, name) for name in _OF_TIER},
+        evicted_blocks=stats.tier.evicted,
+        namespaces=[_namespace(entry, report.own) for entry in stats.namespaces],
+    )
+
+
+def _namespace(entry: NamespaceEntry, own: NamespaceEntry) -> admin_pb2.StoredNamespace:
+    return admin_pb2.StoredNamespace(
+        namespace_digest=entry.digest.hex(),
+        fields=entry.fields,
+        is_own=entry.digest == own.digest,
+        differing_fields=entry.differing_fields(own),
+    )
 
 
 def _tokens(event: TokensGenerated) -> worker_pb2.Tokens:

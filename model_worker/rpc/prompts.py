@@ -88,7 +88,8 @@ def _check_fits(text: str, backend: Backend, *, field: str, max_tokens: int | No
     if fewest > max_tokens:
         raise InvalidRequest(
             f"{field} has {len(text)} characters, which are {fewest} tokens at least, and the model's window leaves "
-            f"{max_tokens} to a prompt; shorten it or start the worker with a larger --max-model-len"
+            f"{max_tokens} to a prompt; shorten it, or give the worker a larger max_model_len if its model has the "
+            f"positions"
         )
 
 

@@ -15,7 +15,7 @@ from prefixcache.cli.options import (
     ToolsOption,
     connect,
 )
-from prefixcache.cli.output import print_json
+from prefixcache.cli.output import print_json, too_short
 from prefixcache.cli.prompts import build_prompt, read_tools
 
 
@@ -36,7 +36,13 @@ def lookup(
     if output is OutputFormat.JSON:
         print_json(found)
         return
+    if found.num_blocks == 0:
+        typer.echo(too_short(found.prompt_tokens, block_size=found.block_size))
+        return
     typer.echo(
         f"{found.cached_prompt_tokens} of {found.prompt_tokens} prompt tokens are cached "
         f"({found.cached_blocks} of {found.num_blocks} full blocks of {found.block_size} tokens)"
     )
+    for tier, num_tokens in found.available_tokens_by_tier.items():
+        if tier != "l1":
+            typer.echo(f"{num_tokens} more are in {tier}")

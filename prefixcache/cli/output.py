@@ -58,8 +58,11 @@ def percent(share: float) -> str:
 def summary(generation: "Generation") -> str:
     """One line on what a generation reused and took."""
     usage, timings = generation.usage, generation.timings
+    below = ", ".join(
+        f"{number} from {tier}" for tier, number in usage.cached_prompt_tokens_by_tier.items() if tier != "l1"
+    )
     return (
-        f"{usage.prompt_tokens} prompt tokens, {usage.cached_prompt_tokens} cached · "
+        f"{usage.prompt_tokens} prompt tokens, {usage.cached_prompt_tokens} cached{f' ({below})' if below else ''} · "
         f"{usage.completion_tokens} new · TTFT {duration(timings.ttft_s)} · "
         f"TPOT {duration(timings.tpot_s)} · saved {duration(timings.saved_s)}"
     )
@@ -127,3 +130,8 @@ def progress(text: str) -> Iterator[None]:
         typer.echo(text, err=True)
     with spinner(text):
         yield
+
+
+def too_short(num_tokens: int, *, block_size: int) -> str:
+    """Why nothing of a prompt can be cached."""
+    return f"the prompt has {num_tokens} tokens, less than one block of {block_size}; nothing of it is kept"

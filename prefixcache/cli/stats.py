@@ -10,13 +10,20 @@ from prefixcache.cli.options import (
     TimeoutOption,
     connect,
 )
-from prefixcache.cli.output import duration, percent, print_json, print_pairs
+from prefixcache.cli.output import blocks, duration, percent, print_json, print_pairs
 from prefixcache.config import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from prefixcache.client.types import CacheCounters, EngineCounters, LatencyCounters, Percentiles, WorkerStats
+    from prefixcache.client.statistics import (
+        CacheCounters,
+        EngineCounters,
+        LatencyCounters,
+        Percentiles,
+        TierCounters,
+        WorkerStats,
+    )
 
 
 def stats(
@@ -34,6 +41,8 @@ def stats(
     print_pairs("requests", _request_pairs(worker))
     print_pairs("tokens", _token_pairs(worker))
     print_pairs("cache", _cache_pairs(worker.cache))
+    for tier in worker.tiers:
+        print_pairs(f"tier {tier.name}", _tier_pairs(tier))
     print_pairs("engine", _engine_pairs(worker.engine))
     print_pairs("times (half / 90 % / 99 % of recent requests)", _latency_pairs(worker.latency))
 
@@ -57,12 +66,8 @@ def _request_pairs(worker: "WorkerStats") -> dict[str, str]:
         "too late": f"{counts.deadline_exceeded:,}",
         "refused": f"{counts.refused:,}",
         "failed": f"{counts.failed:,}",
-        "calls that failed": _failed_calls(worker.failed_calls),
+        "calls that failed": _counted(worker.failed_calls),
     }
-
-
-def _failed_calls(by_status: "Mapping[str, int]") -> str:
-    return ", ".join(f"{number:,} {status}" for status, number in sorted(by_status.items())) or "0"
 
 
 def _token_pairs(worker: "WorkerStats") -> dict[str, str]:
@@ -73,7 +78,12 @@ def _token_pairs(worker: "WorkerStats") -> dict[str, str]:
         "computed": f"{counts.computed:,}",
         "generated": f"{counts.completion:,}",
         "time saved": duration(counts.saved_s),
+        "below memory": _counted(worker.fetches) if worker.tiers else "no tiers",
     }
+
+
+def _counted(numbers: "Mapping[str, int]") -> str:
+    return ", ".join(f"{number:,} {name}" for name, number in sorted(numbers.items())) or "0"
 
 
 def _cache_pairs(cache: "CacheCounters") -> dict[str, str]:
@@ -87,6 +97,43 @@ def _cache_pairs(cache: "CacheCounters") -> dict[str, str]:
         "evicted": f"{cache.evicted_blocks:,}",
         "dropped": f"{cache.dropped_blocks:,}",
         "tree nodes": f"{cache.num_nodes:,}",
+    }
+
+
+def _tier_pairs(tier: "TierCounters") -> dict[str, str]:
+    pairs = {
+        "state": _state(tier),
+        "read": f"{blocks(tier.hit_blocks)} ({format_size(tier.read_bytes)}{_rate(tier)})",
+        "not had": _counted(tier.misses),
+        "not asked for": f"{tier.declined_blocks:,}, as computing was faster",
+        "written": f"{blocks(tier.written_blocks)} ({format_size(tier.written_bytes)})",
+        "dropped": f"{tier.dropped_blocks:,}",
+        "waiting": format_size(tier.pending_bytes),
+        "calls that failed": f"{tier.failed_calls:,}",
+        "lookup": _spread(tier.lookup),
+        "reading": _spread(tier.read),
+    }
+    if tier.used_bytes is not None:
+        limit = "" if tier.capacity_bytes is None else f" of {format_size(tier.capacity_bytes)}"
+        pairs["used"] = f"{format_size(tier.used_bytes)}{limit}, {tier.num_entries or 0:,} entries"
+    return pairs | _namespaces(tier)
+
+
+def _state(tier: "TierCounters") -> str:
+    return ", ".join(f"{server} {state}" for server, state in sorted(tier.breakers.items())) or "open for use"
+
+
+def _rate(tier: "TierCounters") -> str:
+    return "" if tier.read_bytes_per_s is None else f", {format_size(int(tier.read_bytes_per_s))}/s"
+
+
+def _namespaces(tier: "TierCounters") -> dict[str, str]:
+    """A line for each namespace of whose workers the tier has blocks."""
+    return {
+        f"namespace {entry.namespace_digest[:8]}": "this worker's"
+        if entry.is_own
+        else f"differs in {', '.join(entry.differing_fields)}"
+        for entry in tier.namespaces
     }
 
 

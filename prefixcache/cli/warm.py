@@ -15,7 +15,7 @@ from prefixcache.cli.options import (
     ToolsOption,
     connect,
 )
-from prefixcache.cli.output import print_json
+from prefixcache.cli.output import print_json, too_short
 from prefixcache.cli.prompts import build_prompt, read_tools
 
 
@@ -35,6 +35,9 @@ def warm(
         warmed = client.warm(prompt, cache_salt=cache_salt, tools=read_tools(tools))
     if output is OutputFormat.JSON:
         print_json(warmed)
+        return
+    if warmed.num_blocks == 0:
+        typer.echo(too_short(warmed.prompt_tokens, block_size=warmed.block_size))
         return
     typer.echo(
         f"{warmed.computed_prompt_tokens} of {warmed.prompt_tokens} prompt tokens computed; "

@@ -147,16 +147,22 @@ def repeated_interrupts() -> Iterator[None]:
     Code below Python can swallow an exception that a signal raises in it; one call that
     waits for an answer would then go on waiting.
     """
+    is_over = False
 
     def interrupt(_signum: int, _frame: FrameType | None) -> None:
-        signal.setitimer(signal.ITIMER_REAL, REPEAT_S)
-        raise KeyboardInterrupt
+        if not is_over:
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_S)
+            raise KeyboardInterrupt
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
-        yield
-    finally:
+        try:
+            yield
+        finally:
+            is_over = True
+    finally:  # an interrupt that came before the line above has been raised by now, and no other comes
+        is_over = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,36 +4,40 @@ from prefixcache.client.aio import AsyncClient
 from prefixcache.client.aio_stream import AsyncGenerationStream
 from prefixcache.client.diagnosis import Diagnosis, Measurement, QualificationCheck
 from prefixcache.client.options import GenerateOptions
+from prefixcache.client.statistics import (
+    CacheCounters,
+    EngineCounters,
+    LatencyCounters,
+    Percentiles,
+    RequestCounters,
+    StoredNamespace,
+    TierCounters,
+    TokenCounters,
+    WorkerStats,
+)
 from prefixcache.client.sync import Client, GenerationStream
 from prefixcache.client.types import (
-    CacheCounters,
     CachedPrefix,
     Chunk,
     Cleared,
-    EngineCounters,
     Evicted,
     FinishReason,
     Generation,
-    LatencyCounters,
     Lookup,
     Message,
     Messages,
     ModelInfo,
-    Percentiles,
     PrefixPage,
     Progress,
     Prompt,
-    RequestCounters,
     Sample,
     Started,
     Timings,
-    TokenCounters,
     Tokenized,
     TokenLogprobs,
     Tool,
     Usage,
     Warmed,
-    WorkerStats,
 )
 
 __all__ = [
@@ -65,6 +69,8 @@ __all__ = [
     "RequestCounters",
     "Sample",
     "Started",
+    "StoredNamespace",
+    "TierCounters",
     "Timings",
     "TokenCounters",
     "TokenLogprobs",

@@ -14,6 +14,7 @@ from prefixcache.client.diagnosis import Diagnosis
 from prefixcache.client.messages import generate_request, read, set_field, wire_prompt
 from prefixcache.client.options import GenerateOptions, GenerateSettings
 from prefixcache.client.retry import Retrier, RetryPolicy
+from prefixcache.client.statistics import WorkerStats
 from prefixcache.client.transport import NetworkTransport, Transport
 from prefixcache.client.types import (
     CachedPrefix,
@@ -28,9 +29,8 @@ from prefixcache.client.types import (
     Tokenized,
     Tool,
     Warmed,
-    WorkerStats,
 )
-from prefixcache.errors import EngineStopped
+from prefixcache.errors import EngineStopped, InvalidRequest
 from prefixcache.pb.v1 import admin_pb2, cache_pb2, worker_pb2
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
@@ -81,6 +81,8 @@ class AsyncClient:
         """Generate and give the answer piece by piece; the call starts with the first iteration."""
         settings = GenerateSettings(**options)
         check_request_id(settings.request_id)
+        if settings.on_progress is not None and not callable(settings.on_progress):
+            raise InvalidRequest(f"on_progress is {settings.on_progress!r:.200}; give a function that takes a Progress")
         return AsyncGenerationStream(
             self._connection,
             generate_request(prompt, settings),

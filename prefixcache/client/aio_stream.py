@@ -9,7 +9,7 @@ from typing import Self
 import grpc
 
 from prefixcache.client.connection import Connection, Stubs
-from prefixcache.client.messages import chunk, generation
+from prefixcache.client.messages import chunk, generation, read
 from prefixcache.client.types import Chunk, Generation, Progress, Started
 from prefixcache.errors import InternalError, InvalidRequest, RequestCancelled
 from prefixcache.pb.v1 import worker_pb2 as pb
@@ -63,7 +63,7 @@ class AsyncGenerationStream(AsyncIterator[Chunk]):
             message = await self._next_message()
             match message.WhichOneof("event"):
                 case "started":
-                    self._started = Started(message.started.prompt_tokens, message.started.cached_prompt_tokens)
+                    self._started = read(Started, message.started)
                 case "progress":
                     self._tell_progress(message.progress)
                 case "tokens":

@@ -14,6 +14,7 @@ from prefixcache.errors import ConfigError, RequestCancelled
 _Result = TypeVar("_Result")
 
 _JOIN_S: Final = 5.0
+_SLICE_S: Final = 0.25
 
 
 class LoopThread:
@@ -35,6 +36,8 @@ class LoopThread:
             loop = self._running_loop()
             future = asyncio.run_coroutine_threadsafe(_start(function), loop)
         try:
+            while not concurrent.futures.wait([future], timeout=_SLICE_S).done:
+                pass  # a signal that came just before the wait began is seen only now
             return future.result()
         except concurrent.futures.CancelledError:
             raise RequestCancelled("the client was closed before the answer was complete") from None

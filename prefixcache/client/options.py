@@ -1,10 +1,11 @@
 """The options of one generation: what a caller may write, and the frozen value made of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
 from prefixcache.client.types import Progress, Tool
+from prefixcache.errors import InvalidRequest
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -81,4 +82,8 @@ class GenerateSettings:
     @property
     def stop_texts(self) -> tuple[str, ...]:
         """The stop texts as a tuple, also where one was given as a plain string."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if isinstance(self.stop, str):
+            return (self.stop,)
+        if not isinstance(self.stop, Iterable):
+            raise InvalidRequest(f"stop is {self.stop!r:.200}; give a text or a list of texts")
+        return tuple(self.stop)

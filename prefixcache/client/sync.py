@@ -13,6 +13,7 @@ from prefixcache.client.aio_stream import AsyncGenerationStream
 from prefixcache.client.diagnosis import Diagnosis
 from prefixcache.client.loop_thread import LoopThread
 from prefixcache.client.options import GenerateOptions
+from prefixcache.client.statistics import WorkerStats
 from prefixcache.client.transport import Transport
 from prefixcache.client.types import (
     Chunk,
@@ -28,7 +29,6 @@ from prefixcache.client.types import (
     Tokenized,
     Tool,
     Warmed,
-    WorkerStats,
 )
 
 

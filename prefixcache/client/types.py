@@ -32,14 +32,16 @@ Prompt = str | Sequence[int] | Messages
 class Usage:
     """Token counts of one request.
 
-    ``cached_prompt_tokens`` came from the cache; ``cache_creation_tokens`` were
-    put into it by the request's end.
+    ``cached_prompt_tokens`` came from the cache, by where they were found in
+    ``cached_prompt_tokens_by_tier`` ("l1", "disk", "redis"); ``cache_creation_tokens``
+    were put into it by the request's end.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_prompt_tokens: int
     cache_creation_tokens: int
+    cached_prompt_tokens_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Timings:
 
     ``ttft_s`` and ``total_s`` count from the request's arrival at the engine,
     ``tpot_s`` is the mean per output token after the first, ``saved_s`` estimates
-    the prefill that cached tokens made unnecessary.
+    the prefill that cached tokens made unnecessary, ``fetch_s`` went into looking for
+    blocks in the tiers below memory and reading them.
     """
 
     queue_s: float
@@ -62,14 +65,16 @@ class Timings:
     tpot_s: float
     total_s: float
     saved_s: float
+    fetch_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was admitted and matched against the cache."""
+    """The request was admitted and matched against the cache; the last by tier, as in ``Usage``."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
+    cached_prompt_tokens_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +157,11 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What is cached of a prompt now.
+    """What is cached of a prompt now, in the worker's memory.
 
     ``cached_blocks`` may be one more than ``cached_prompt_tokens`` tells, since
-    the last token of a prompt is always computed.
+    the last token of a prompt is always computed. ``available_tokens_by_tier`` has
+    those tokens as "l1", and what follows them in the tiers below.
     """
 
     prompt_tokens: int
@@ -163,6 +169,7 @@ class Lookup:
     cached_blocks: int
     num_blocks: int
     block_size: int
+    available_tokens_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,97 +204,6 @@ class ModelInfo:
     max_num_seqs: int
     is_cache_enabled: bool
     memory_plan_bytes: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestCounters:
-    """Requests by outcome since the worker started; ``hits`` had at least one cached block."""
-
-    received: int
-    finished: int
-    cancelled: int
-    refused: int
-    failed: int
-    hits: int
-    deadline_exceeded: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCounters:
-    """Tokens over finished requests; ``hit_rate`` is cached / prompt."""
-
-    prompt: int
-    cached: int
-    completion: int
-    computed: int
-    saved_s: float
-    hit_rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCounters:
-    """The cache in memory: bytes and blocks now, block movements since start."""
-
-    is_enabled: bool
-    used_bytes: int
-    capacity_bytes: int
-    num_blocks: int
-    num_held_blocks: int
-    published_blocks: int
-    evicted_blocks: int
-    dropped_blocks: int
-    num_nodes: int
-    block_size: int
-    block_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCounters:
-    """The engine now."""
-
-    num_waiting: int
-    num_running: int
-    max_num_seqs: int
-    num_draining_slots: int
-    pending_recompute_tokens: int
-    num_iterations: int
-    num_slots: int
-    num_busy_slots: int
-    dropped_recompute_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """A distribution over recent requests, in seconds."""
-
-    p50_s: float
-    p90_s: float
-    p99_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyCounters:
-    """Distributions of time to first token, time per output token, whole requests and event loop lag."""
-
-    ttft: Percentiles
-    tpot: Percentiles
-    total: Percentiles
-    loop_lag: Percentiles
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStats:
-    """Statistics of one worker since it started serving; ``failed_calls`` by the name of their gRPC status."""
-
-    model: str
-    uptime_s: float
-    resident_bytes: int
-    requests: RequestCounters
-    tokens: TokenCounters
-    cache: CacheCounters
-    engine: EngineCounters
-    latency: LatencyCounters
-    failed_calls: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

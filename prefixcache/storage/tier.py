@@ -1,12 +1,13 @@
 """What every tier below L1 can do, whatever it stands on.
 
 A tier is a flat map from block hash to payload bytes; it neither parses nor checks
-them (``storage.payload`` does). Not frozen: the protocol may change until a disk
-tier and a Redis tier both exist. ``tests/storage/tier_contract.py`` tests its behaviour.
+them (``storage.payload`` does). The protocol is frozen: what is added to it has a default.
+``tests/storage/tier_contract.py`` tests its behaviour, and the package's README says how
+to write another tier.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
@@ -48,11 +49,12 @@ class TierEntry:
 
 
 class ReadOutcome(Enum):
-    """What became of one block that was to be read."""
+    """What became of one block that was to be read; UNAVAILABLE: where it may be, nobody answered."""
 
     READ = "read"
     MISSING = "missing"
     WRONG_SIZE = "wrong_size"
+    UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,11 @@ class TierStats:
 
     ``num_entries``, ``used_bytes`` and ``capacity_bytes`` are None where the tier cannot
     know them cheaply. ``written`` and ``dropped`` count entries given to ``write``;
-    ``evicted`` those removed under pressure or at their end of life; ``failed_calls`` the
-    calls that raised TierUnavailable.
+    ``evicted`` those removed under pressure or at their end of life; ``unavailable`` blocks
+    that were to be read and got no answer in a call that did not raise; ``failed_calls`` the
+    calls that raised TierUnavailable. ``breakers`` has, for each server of the
+    tier, the state of its circuit breaker: ``closed`` where it is asked, ``open`` or ``half_open`` where it did
+    not answer and is left alone; empty for a tier without servers.
     """
 
     num_entries: int | None = None
@@ -82,7 +87,14 @@ class TierStats:
     written: int = 0
     dropped: int = 0
     evicted: int = 0
+    unavailable: int = 0
     failed_calls: int = 0
+    breakers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """The servers that are not asked at present."""
+        return tuple(name for name, state in self.breakers.items() if state != "closed")
 
 
 class Tier(Protocol):
@@ -92,7 +104,9 @@ class Tier(Protocol):
     stored under one root is seen under another. ``hashes`` are blocks of one chain in
     order, parents first. Every call ends within the tier's own deadline and raises
     TierUnavailable, and nothing else, where the tier does not answer or is closed;
-    a call that raised or was cancelled may have done a part of its work.
+    a call that raised or was cancelled may have done a part of its work. A tier that stands on
+    several servers raises only where none of those asked answers: a part that does not answer
+    costs its own blocks.
     """
 
     @property
@@ -119,14 +133,16 @@ class Tier(Protocol):
         """Store blocks, parents first, and return how many were; what has no room is dropped and counted.
 
         An entry replaces what was there, its time included. If not all of a call
-        fit, the leading ones stay. The parts may change as soon as the call ended.
+        fit, the leading ones stay. A tier that evicts gives each entry at least the retention of those
+        after it. The parts may change as soon as the call ended.
         """
         ...
 
     async def renew(self, root: bytes, hashes: Sequence[bytes], *, ttl_s: float) -> int:
         """Let the blocks that are present live for at least ``ttl_s`` more seconds, and return how many are.
 
-        Never shortens a life. Afterwards a parent is kept at least as long as its children.
+        Never shortens a life. Afterwards a parent is kept at least as long as its children, and where the
+        tier evicts, has at least their retention.
         """
         ...
 
@@ -135,7 +151,10 @@ class Tier(Protocol):
         ...
 
     async def clear(self, root: bytes) -> None:
-        """Make all that is stored under ``root`` unreachable, for every user of the tier; later writes are seen."""
+        """Make all that is stored under ``root`` unreachable; later writes are seen.
+
+        For other processes that use the tier within a second.
+        """
         ...
 
     async def stats(self) -> TierStats:

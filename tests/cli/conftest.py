@@ -60,12 +60,13 @@ def worker_environment(record: Path) -> dict[str, str]:
 
 @pytest.fixture
 def spawn(worker_environment: dict[str, str], tmp_path: Path) -> Iterator[Spawn]:
-    """Start a verb as a process of its own, in an empty folder."""
+    """Start a verb as a process of its own, in an empty folder; ``closed``: without this file descriptor."""
     started: list[subprocess.Popen[str]] = []
 
-    def spawn(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
+    def spawn(*arguments: str, closed: int | None = None, **options: Any) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "prefixcache.cli", *arguments]
         process = subprocess.Popen(
-            [sys.executable, "-m", "prefixcache.cli", *arguments],
+            command if closed is None else ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command],
             cwd=tmp_path,
             env=worker_environment,
             text=True,

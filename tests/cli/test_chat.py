@@ -155,7 +155,7 @@ def wait_for_call(servicer: RecordingServicer) -> None:
 
 
 def test_a_closed_stdin_is_a_usage_error(spawn: Spawn, address: str) -> None:
-    process = spawn("chat", "--address", address, stdin=None, preexec_fn=lambda: os.close(0))
+    process = spawn("chat", "--address", address, closed=0)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert "stdin is closed; chat reads from it what you say" in err

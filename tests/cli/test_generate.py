@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -222,7 +221,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(spawn: Spawn, address: str
 def test_a_stream_that_the_parent_closed_is_no_fault(
     spawn: Spawn, address: str, descriptor: int, text: str, code: int, said: str
 ) -> None:
-    process = spawn("generate", text, "--address", address, preexec_fn=lambda: os.close(descriptor))
+    process = spawn("generate", text, "--address", address, closed=descriptor)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
     assert said in err

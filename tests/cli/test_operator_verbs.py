@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 import pytest
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 import prefixcache.cli.doctor_report
@@ -46,6 +47,19 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
         requests=admin_pb2.RequestStats(deadline_exceeded=31),
         failed_calls={"NOT_FOUND": 1, "INVALID_ARGUMENT": 2000},
         latency=admin_pb2.LatencyStats(ttft=admin_pb2.Percentiles(p50_s=0.025, p90_s=0.5, p99_s=1.5)),
+        fetches={"fetched": 3, "declined": 1},
+        tiers=[
+            admin_pb2.TierStats(
+                name="redis",
+                hit_blocks=12,
+                read_bytes=7_000_000,
+                read_bytes_per_s=1.5e9,
+                misses={"absent": 4, "checksum": 1},
+                breakers={"127.0.0.1:6379": "half_open"},
+                namespaces=[admin_pb2.StoredNamespace(namespace_digest="ab" * 32, differing_fields=["block_size"])],
+            ),
+            admin_pb2.TierStats(name="disk", used_bytes=3_000_000, capacity_bytes=20_000_000_000, num_entries=2),
+        ],
     )
 
 
@@ -53,6 +67,12 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
     "text",
     [
         "12,345",
+        "1 declined, 3 fetched",
+        "12 blocks (7 MB, 1.5 GB/s)",
+        "4 absent, 1 checksum",
+        "127.0.0.1:6379 half_open",
+        "namespace abababab  differs in block_size",
+        "3 MB of 20 GB, 2 entries",
         "6,172 (50.0 %)",
         "1 h 1 min",
         "1.5 GB",
@@ -86,6 +106,14 @@ def test_lookup_asks_for_what_generate_would_send(run: Run, servicer: RecordingS
     assert result.stdout.startswith("4 of 9 prompt tokens are cached")
 
 
+def test_lookup_tells_what_tiers_have(run: Run, servicer: RecordingServicer) -> None:
+    found = cache_pb2.LookupResponse(
+        prompt_tokens=9, cached_prompt_tokens=4, num_blocks=2, available_tokens_by_tier={"l1": 4, "redis": 4}
+    )
+    servicer.script("Lookup", found)
+    assert run("lookup", "hi").stdout.endswith("\n4 more are in redis\n")
+
+
 def test_lookup_as_json(run: Run) -> None:
     assert json.loads(run("lookup", "hi", "--raw", "--format", "json").stdout)["cached_prompt_tokens"] == 0
 
@@ -94,6 +122,17 @@ def test_lookup_as_json(run: Run) -> None:
 def test_evict_takes_sizes_for_people(run: Run, servicer: RecordingServicer, size: str, num_bytes: int) -> None:
     assert run("evict", "--to", size).exit_code == 0
     assert servicer.requests("Evict")[0].target_bytes == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("verb", "reply"), [("warm", cache_pb2.WarmResponse), ("lookup", cache_pb2.LookupResponse)], ids=["warm", "lookup"]
+)
+def test_a_prompt_shorter_than_a_block_is_said_to_be(
+    run: Run, servicer: RecordingServicer, verb: str, reply: type[Message]
+) -> None:
+    servicer.script(verb.capitalize(), reply(prompt_tokens=31, num_blocks=0, block_size=64))
+    said = run(verb, "hi").stdout
+    assert said == "the prompt has 31 tokens, less than one block of 64; nothing of it is kept\n"
 
 
 def test_warm_sends_what_generate_would_send_and_says_what_it_did(run: Run, servicer: RecordingServicer) -> None:

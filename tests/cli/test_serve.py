@@ -50,6 +50,8 @@ def test_a_second_signal_kills_a_worker_that_does_not_stop(spawn: Spawn, record:
         process.wait(0.5)
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 128 + signal.SIGKILL
+    assert process.stderr is not None
+    assert "error: the worker was killed by signal 9; if nobody did that" in process.stderr.read()
     assert not is_running(record)
 
 
@@ -95,10 +97,26 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
         "--threads": "2",
         "--log-level": "debug",
         "--log-format": "json",
+        "--disk": "d",
+        "--disk-bytes": "20GB",
+        "--disk-deadline": "0.5",
+        "--redis": "redis://h",
+        "--redis-username": "u",
+        "--redis-password-file": "f",
+        "--redis-ca": "ca",
+        "--redis-cert": "cert",
+        "--redis-key": "key",
+        "--redis-prefix": "p",
+        "--redis-deadline": "0.25",
+        "--redis-connections": "7",
+        "--write-policy": "selective",
+        "--write-queue-bytes": "5MB",
+        "--tier-ttl": "60.0",
     }
+    in_bytes = {"--l1-bytes": "1000000000", "--disk-bytes": "20000000000", "--write-queue-bytes": "5000000"}
     start(spawn, *(word for pair in flags.items() for word in pair), "--no-cache", "--insecure", "--trust-remote-code")
     passed = json.loads(record.read_text())["flags"]
-    for name, value in {**flags, "--l1-bytes": "1000000000", "--model": "fake", "--listen": "127.0.0.1:0"}.items():
+    for name, value in {**flags, **in_bytes, "--model": "fake", "--listen": "127.0.0.1:0"}.items():
         assert passed[passed.index(name) + 1] == value
     assert {"--no-cache", "--insecure", "--trust-remote-code"} < set(passed)
 
@@ -106,7 +124,7 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
 def test_what_is_not_given_is_left_to_the_worker(spawn: Spawn, record: Path) -> None:
     start(spawn)
     names = {flag for flag in json.loads(record.read_text())["flags"] if flag.startswith("--")}
-    assert names == {"--model", "--listen", "--device", "--stop-at-eof"}
+    assert names == {"--model", "--listen", "--stop-at-eof"}
 
 
 @pytest.mark.parametrize(

@@ -213,3 +213,8 @@ def test_samples_come_interleaved_and_the_result_has_each_whole(servicer: Record
     assert stream.result.samples == (first, second)
     assert (stream.result.text, stream.result.token_ids) == (first.text, first.token_ids)
     assert servicer.requests("Generate")[0].sampling.n == 2
+
+
+def test_progress_that_nobody_can_hear_is_refused_at_once(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match="on_progress is 5; give a function"):
+        client.generate("x", on_progress=5)  # type: ignore[arg-type]

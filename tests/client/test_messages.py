@@ -144,5 +144,10 @@ def test_every_option_reaches_its_field() -> None:
     assert (stopping.ignore_eos, request.cache_salt, request.model) == (True, "salt", "m")
 
 
+def test_what_is_no_stop_text_at_all_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="stop is 5; give a text or a list of texts"):
+        generate_request("hi", GenerateSettings(stop=5))  # type: ignore[arg-type]
+
+
 def test_one_stop_text_may_be_a_plain_string() -> None:
     assert list(generate_request("x", GenerateSettings(stop="END")).stopping.stop) == ["END"]

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor
 import prefixcache
 import prefixcache.client
 import prefixcache.client.diagnosis as client_diagnosis
+import prefixcache.client.statistics as client_statistics
 import prefixcache.client.types as client_types
 import prefixcache.errors
 from prefixcache import AsyncClient, AsyncGenerationStream, Client, GenerateOptions, GenerationStream
@@ -56,13 +57,15 @@ def test_an_unknown_option_is_a_type_error() -> None:
         (client_types.Started, worker_pb2.Started),
         (client_types.ModelInfo, worker_pb2.GetModelInfoResponse),
         (client_types.Lookup, cache_pb2.LookupResponse),
-        (client_types.WorkerStats, admin_pb2.GetStatsResponse),
-        (client_types.RequestCounters, admin_pb2.RequestStats),
-        (client_types.TokenCounters, admin_pb2.TokenStats),
-        (client_types.CacheCounters, admin_pb2.CacheStats),
-        (client_types.EngineCounters, admin_pb2.EngineStats),
-        (client_types.LatencyCounters, admin_pb2.LatencyStats),
-        (client_types.Percentiles, admin_pb2.Percentiles),
+        (client_statistics.WorkerStats, admin_pb2.GetStatsResponse),
+        (client_statistics.RequestCounters, admin_pb2.RequestStats),
+        (client_statistics.TokenCounters, admin_pb2.TokenStats),
+        (client_statistics.CacheCounters, admin_pb2.CacheStats),
+        (client_statistics.EngineCounters, admin_pb2.EngineStats),
+        (client_statistics.LatencyCounters, admin_pb2.LatencyStats),
+        (client_statistics.Percentiles, admin_pb2.Percentiles),
+        (client_statistics.TierCounters, admin_pb2.TierStats),
+        (client_statistics.StoredNamespace, admin_pb2.StoredNamespace),
         (client_types.Evicted, admin_pb2.EvictResponse),
         (client_types.Cleared, admin_pb2.ClearResponse),
         (client_diagnosis.Diagnosis, admin_pb2.DiagnoseResponse),

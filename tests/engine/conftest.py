@@ -5,6 +5,7 @@ import pytest
 from torch import Tensor
 
 from model_worker.worker import Worker
+from prefixcache.storage.tiered import TieredStore
 from tests.engine.driver import Driver, collect_logits
 
 Start: TypeAlias = Callable[..., Awaitable[Driver]]
@@ -15,9 +16,9 @@ async def start(build_tiny: Callable[..., Worker]) -> AsyncIterator[Start]:
     """Starts engines with changed settings; after the test each must come to rest with nothing held."""
     drivers: list[Driver] = []
 
-    async def start_engine(**changes: Any) -> Driver:
+    async def start_engine(*, store: TieredStore | None = None, **changes: Any) -> Driver:
         observed: list[tuple[int, Tensor]] = []
-        driver = Driver(build_tiny(observe_logits=collect_logits(observed), **changes), observed)
+        driver = Driver(build_tiny(observe_logits=collect_logits(observed), store=store, **changes), observed)
         await driver.engine.start()
         drivers.append(driver)
         return driver

@@ -59,17 +59,44 @@ async def test_lookup_tells_what_generate_would_reuse_and_changes_nothing(driver
     assert driver.engine.lookup([], cache_salt="").cached_prompt_tokens == 0
 
 
-async def test_a_finished_block_is_reused_while_its_request_still_prefills(driver: Driver) -> None:
+async def test_a_finished_block_is_found_while_its_request_still_prefills(driver: Driver) -> None:
     prompt = random_prompt(6 * BLOCK_SIZE)
     async with gated(driver, "prefill", skip=2) as gate:
         first = asyncio.create_task(driver.answer(prompt))
         await entered(gate)
         assert driver.num_cached_tokens(prompt) == 2 * BLOCK_SIZE
-        second = asyncio.create_task(driver.answer(prompt))
-        await until(lambda: driver.gauges.num_waiting == 1)
-    answers = await asyncio.gather(first, second)
-    assert answers[1].started.cached_prompt_tokens == 3 * BLOCK_SIZE
-    assert answers[0].token_ids == answers[1].token_ids
+    await first
+
+
+async def test_equal_cold_prompts_at_once_are_computed_once(start: Start) -> None:
+    driver = await start(max_num_seqs=4)
+    prompt = random_prompt(6 * BLOCK_SIZE + 3)
+    answers = await asyncio.gather(*(driver.answer(prompt) for _ in range(16)))
+    assert sum(answer.record.computed_prompt_tokens for answer in answers) == 6 * BLOCK_SIZE + 16 * 3
+    assert sum(answer.record.cache_creation_tokens for answer in answers) == 6 * BLOCK_SIZE
+    assert len({tuple(answer.token_ids) for answer in answers}) == 1
+
+
+async def test_prompts_at_once_that_share_a_prefix_compute_it_once(start: Start) -> None:
+    driver = await start(max_num_seqs=4)
+    shared = random_prompt(4 * BLOCK_SIZE)
+    prompts = [shared + random_prompt(BLOCK_SIZE + 1, seed=seed) for seed in range(1, 5)]
+    answers = await asyncio.gather(*(driver.answer(prompt) for prompt in prompts))
+    assert sum(answer.record.computed_prompt_tokens for answer in answers) == 4 * BLOCK_SIZE + 4 * (BLOCK_SIZE + 1)
+
+
+async def test_whoever_waits_for_a_cancelled_prefix_computes_the_rest_of_it(start: Start) -> None:
+    driver = await start(max_num_seqs=4)
+    prompt = random_prompt(6 * BLOCK_SIZE + 3)
+    async with gated(driver, "prefill", skip=2) as gate:
+        first = asyncio.create_task(driver.answer(prompt))
+        await entered(gate)
+        others = [asyncio.create_task(driver.answer(prompt)) for _ in range(3)]
+        await until(lambda: driver.gauges.num_waiting == 3)
+        first.cancel()
+    answers = await asyncio.gather(*others)
+    assert answers[0].record.computed_prompt_tokens == 3 * BLOCK_SIZE + 3
+    assert [answer.record.computed_prompt_tokens for answer in answers[1:]] == [3, 3]
 
 
 async def test_equal_prompts_at_once_publish_each_block_once(driver: Driver) -> None:

@@ -178,6 +178,20 @@ async def test_an_early_end_ends_all_samples(driver: Driver, operation: str, how
     assert driver.engine.stats().requests.cancelled == 1
 
 
+async def test_samples_left_at_their_deadline_are_one_request_that_was_late(driver: Driver) -> None:
+    sampling = replace(DRAWN, num_samples=6)
+    request = replace(driver.request(PROMPT, sampling=sampling, max_new_tokens=200), timeout_s=0.2)
+    async with gated(driver, "decode", skip=1) as gate:
+        reading = asyncio.create_task(read_all(driver, request))
+        await entered(gate)
+        await asyncio.sleep(0.2)
+        reading.cancel()
+        await let_loop_run()
+    await driver.check_at_rest()
+    requests = driver.engine.stats().requests
+    assert (requests.deadline_exceeded, requests.cancelled) == (1, 0)
+
+
 async def read_all(driver: Driver, request: GenerateRequest) -> None:
     async with aclosing(driver.engine.generate(request)) as events:
         async for _ in events:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from prefixcache.errors import TierUnavailable
 from prefixcache.storage.tier import ReadOutcome, ReadResult, TierEntry, TierStats, WritableBuffer
@@ -48,6 +49,7 @@ class DictionaryTier:
 
     async def write(self, root: bytes, entries: Sequence[TierEntry]) -> int:
         self._begin()
+        entries = _as_strong_as_children(entries)
         written = {entry.block_hash for entry in entries}
         num_stored = 0
         for entry in entries:
@@ -55,7 +57,7 @@ class DictionaryTier:
                 break
             self._store((root, entry.block_hash), entry)
             num_stored += 1
-        self._touch(root, [entry.block_hash for entry in entries])
+        self._touch(root, [entry.block_hash for entry in entries[:num_stored]])
         self._count(written=num_stored, dropped=len(entries) - num_stored)
         return num_stored
 
@@ -66,6 +68,7 @@ class DictionaryTier:
             stored.expires_at = max(stored.expires_at, self._clock() + ttl_s)
         for parent, child in _pairs_from_the_end(present):
             parent.expires_at = max(parent.expires_at, child.expires_at)
+            parent.retention = max(parent.retention, child.retention)
         self._touch(root, hashes)
         return len(present)
 
@@ -146,6 +149,11 @@ class DictionaryTier:
 
     def _count(self, **more: int) -> None:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + by for name, by in more.items()})
+
+
+def _as_strong_as_children(entries: Sequence[TierEntry]) -> list[TierEntry]:
+    retentions = list(accumulate(reversed([entry.retention for entry in entries]), max))[::-1]
+    return [replace(entry, retention=retention) for entry, retention in zip(entries, retentions, strict=True)]
 
 
 def _pairs_from_the_end(chain: Sequence[_Stored]) -> Iterator[tuple[_Stored, _Stored]]:

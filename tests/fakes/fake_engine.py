@@ -18,6 +18,7 @@ from model_worker.engine.statistics import (
     Percentiles,
     PrefixPage,
     RequestStats,
+    TierReport,
     TokenStats,
     WarmResult,
     WorkerStats,
@@ -26,6 +27,11 @@ from model_worker.models.measuring import Measurement
 from prefixcache.accounting import RequestRecord
 from prefixcache.cache import CacheStats
 from prefixcache.errors import InvalidRequest, NotFound
+from prefixcache.storage.estimates import Latency
+from prefixcache.storage.lower_tier import LowerTierStats
+from prefixcache.storage.registry import NamespaceEntry
+from prefixcache.storage.tier import TierStats
+from prefixcache.storage.write_queue import WriteStats
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -107,7 +113,30 @@ def some_stats() -> WorkerStats:
         cache=distinct_cache_stats(),
         engine=EngineStats(max_num_seqs=2),
         latency=LatencyStats(ttft=Percentiles(p50_s=0.25)),
+        fetches={"fetched": 2, "declined": 1},
     )
+
+
+OWN_NAMESPACE = NamespaceEntry(bytes([1]) * 32, {"block_size": "4", "compute_dtype": "float32"})
+OTHER_NAMESPACE = NamespaceEntry(bytes([2]) * 32, {"block_size": "8", "compute_dtype": "float32"})
+
+
+def some_tier() -> TierReport:
+    """Give a tier's statistics, every figure another one."""
+    stats = LowerTierStats(
+        name="redis",
+        hit_blocks=1,
+        read_bytes=2,
+        misses={"absent": 3, "checksum": 4},
+        declined_blocks=5,
+        lookup=Latency(0.06, 0.07, 0.08),
+        read=Latency(0.09, 0.10, 0.11),
+        read_bytes_per_s=12.0,
+        writes=WriteStats(13, 14, 15, 16, 17, 18),
+        tier=TierStats(used_bytes=19, failed_calls=20, evicted=21, breakers={"127.0.0.1:6379": "open"}),
+        namespaces=[OWN_NAMESPACE, OTHER_NAMESPACE],
+    )
+    return TierReport(stats, OWN_NAMESPACE)
 
 
 SOME_FACTS = WorkerFacts(
@@ -189,6 +218,8 @@ class FakeEngine:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     gate_at: int | None = None
     error: Exception | None = None
+    tier_fault: Exception | None = None
+    num_tier_clears: int = 0
     close_s: float = 0
     requests: list[GenerateRequest] = field(default_factory=list)
     lookups: list[tuple[list[int], str]] = field(default_factory=list)
@@ -253,6 +284,18 @@ class FakeEngine:
     def evict(self, target_bytes: int) -> EvictResult:
         self.evictions.append(target_bytes)
         return EvictResult(evicted_blocks=3, evicted_bytes=3072, used_bytes=100)
+
+    async def lookup_tiers(self, prompt_token_ids: list[int], *, cache_salt: str, num_cached: int) -> dict[str, int]:
+        assert num_cached == 4
+        return {"disk": 8}
+
+    async def clear_tiers(self) -> None:
+        self.num_tier_clears += 1
+        if self.tier_fault is not None:
+            raise self.tier_fault
+
+    async def tier_stats(self) -> list[TierReport]:
+        return [some_tier()]
 
     def clear(self) -> ClearResult:
         return ClearResult(cleared_blocks=5, cleared_bytes=5120)

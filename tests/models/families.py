@@ -9,6 +9,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from tests.fakes.tiny_model import make_tokenizer
 
 MAX_POSITIONS = 256
+NUM_SPARE_IDS = 8  # a family's tokenizer class may add tokens of its own
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -47,7 +48,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-linear": ("llama", _rope("linear", factor=2.0)),
     "llama-dynamic": ("llama", _rope("dynamic", factor=2.0)),
     "qwen2": ("qwen2", {}),
-    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen2-window": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+        },
+    ),
     "qwen3": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": 12}),
     "phi3": (
@@ -90,7 +98,7 @@ def write_family(family: str, folder: Path, **changes: Any) -> Path:
     """Write the model and a byte-level tokenizer into ``folder``, equal for equal arguments; return the folder."""
     kind, options = (FAMILIES | REFUSED)[family]
     tokenizer = make_tokenizer()
-    special = SPECIAL | {"vocab_size": len(tokenizer)}
+    special = SPECIAL | {"vocab_size": len(tokenizer) + NUM_SPARE_IDS}
     config = CONFIG_MAPPING[kind](**SHAPE | special | options | changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)

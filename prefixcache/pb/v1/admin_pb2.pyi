@@ -61,6 +61,26 @@ class GetStatsResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class FetchesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     UPTIME_S_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
@@ -70,6 +90,8 @@ class GetStatsResponse(_message.Message):
     LATENCY_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     FAILED_CALLS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    FETCHES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name the model is served under."""
     uptime_s: _builtins.float
@@ -103,6 +125,17 @@ class GetStatsResponse(_message.Message):
         are counted.
         """
 
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierStats]:
+        """The tiers below memory, nearest first."""
+
+    @_builtins.property
+    def fetches(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Generations whose missing blocks were looked for in tiers, by what became
+        of it: "fetched", "absent", "declined" where computing was estimated to be
+        faster, "failed".
+        """
+
     def __init__(
         self,
         *,
@@ -115,10 +148,12 @@ class GetStatsResponse(_message.Message):
         latency: Global___LatencyStats | None = ...,
         resident_bytes: _builtins.int = ...,
         failed_calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        tiers: _abc.Iterable[Global___TierStats] | None = ...,
+        fetches: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "latency", b"latency", "requests", b"requests", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "failed_calls", b"failed_calls", "latency", b"latency", "model", b"model", "requests", b"requests", "resident_bytes", b"resident_bytes", "tokens", b"tokens", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "failed_calls", b"failed_calls", "fetches", b"fetches", "latency", b"latency", "model", b"model", "requests", b"requests", "resident_bytes", b"resident_bytes", "tiers", b"tiers", "tokens", b"tokens", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,6 +312,241 @@ class CacheStats(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CacheStats: _TypeAlias = CacheStats  # noqa: Y015
+
+@_typing.final
+class TierStats(_message.Message):
+    """One tier below memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MissesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class BreakersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    HIT_BLOCKS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    DECLINED_BLOCKS_FIELD_NUMBER: _builtins.int
+    LOOKUP_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    WRITTEN_BLOCKS_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    DROPPED_BLOCKS_FIELD_NUMBER: _builtins.int
+    FAILED_WRITES_FIELD_NUMBER: _builtins.int
+    FAILED_RENEWALS_FIELD_NUMBER: _builtins.int
+    PENDING_BYTES_FIELD_NUMBER: _builtins.int
+    FAILED_CALLS_FIELD_NUMBER: _builtins.int
+    NUM_ENTRIES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    BREAKERS_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"disk" or "redis"."""
+    hit_blocks: _builtins.int
+    """Blocks read from it, verified."""
+    read_bytes: _builtins.int
+    """Bytes of them."""
+    declined_blocks: _builtins.int
+    """Blocks not asked for since computing them was estimated to be faster."""
+    read_bytes_per_s: _builtins.float
+    """Estimate that decides whether a fetch pays; absent before the first read."""
+    written_blocks: _builtins.int
+    """Blocks written to it."""
+    written_bytes: _builtins.int
+    """Bytes of them."""
+    dropped_blocks: _builtins.int
+    """Blocks not written: the queue was full, or the tier had no room or did not
+    answer.
+    """
+    failed_writes: _builtins.int
+    """Writes that failed."""
+    failed_renewals: _builtins.int
+    """Renewals that failed or had no room in the queue."""
+    pending_bytes: _builtins.int
+    """Bytes that wait to be written."""
+    failed_calls: _builtins.int
+    """Calls of any kind that got no answer."""
+    num_entries: _builtins.int
+    """Blocks in it; absent where that is not known, as with a server that others
+    use too. This and the next two.
+    """
+    used_bytes: _builtins.int
+    """Bytes it takes."""
+    capacity_bytes: _builtins.int
+    """Bytes it may take."""
+    evicted_blocks: _builtins.int
+    """Blocks removed under pressure or at the end of their life by this worker."""
+    @_builtins.property
+    def misses(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Blocks that were asked for and not had, by reason: "absent", "unavailable",
+        or what was wrong with what is stored, such as "checksum".
+        """
+
+    @_builtins.property
+    def lookup(self) -> Global___Percentiles:
+        """Times of the recent lookups."""
+
+    @_builtins.property
+    def read(self) -> Global___Percentiles:
+        """Times of the recent reads."""
+
+    @_builtins.property
+    def breakers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """State of the circuit breaker of each of its servers: "closed" while it is
+        asked, "open" or "half_open" while it is left alone.
+        """
+
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredNamespace]:
+        """The namespaces whose workers have lately written to it, this one's among
+        them. Those of another namespace share nothing with this worker.
+        """
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        hit_blocks: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        misses: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        declined_blocks: _builtins.int = ...,
+        lookup: Global___Percentiles | None = ...,
+        read: Global___Percentiles | None = ...,
+        read_bytes_per_s: _builtins.float | None = ...,
+        written_blocks: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        dropped_blocks: _builtins.int = ...,
+        failed_writes: _builtins.int = ...,
+        failed_renewals: _builtins.int = ...,
+        pending_bytes: _builtins.int = ...,
+        failed_calls: _builtins.int = ...,
+        num_entries: _builtins.int | None = ...,
+        used_bytes: _builtins.int | None = ...,
+        capacity_bytes: _builtins.int | None = ...,
+        evicted_blocks: _builtins.int = ...,
+        breakers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        namespaces: _abc.Iterable[Global___StoredNamespace] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_capacity_bytes", b"_capacity_bytes", "_num_entries", b"_num_entries", "_read_bytes_per_s", b"_read_bytes_per_s", "_used_bytes", b"_used_bytes", "capacity_bytes", b"capacity_bytes", "lookup", b"lookup", "num_entries", b"num_entries", "read", b"read", "read_bytes_per_s", b"read_bytes_per_s", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capacity_bytes", b"_capacity_bytes", "_num_entries", b"_num_entries", "_read_bytes_per_s", b"_read_bytes_per_s", "_used_bytes", b"_used_bytes", "breakers", b"breakers", "capacity_bytes", b"capacity_bytes", "declined_blocks", b"declined_blocks", "dropped_blocks", b"dropped_blocks", "evicted_blocks", b"evicted_blocks", "failed_calls", b"failed_calls", "failed_renewals", b"failed_renewals", "failed_writes", b"failed_writes", "hit_blocks", b"hit_blocks", "lookup", b"lookup", "misses", b"misses", "name", b"name", "namespaces", b"namespaces", "num_entries", b"num_entries", "pending_bytes", b"pending_bytes", "read", b"read", "read_bytes", b"read_bytes", "read_bytes_per_s", b"read_bytes_per_s", "used_bytes", b"used_bytes", "written_blocks", b"written_blocks", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__capacity_bytes: _TypeAlias = _typing.Literal["capacity_bytes"]  # noqa: Y015
+    _WhichOneofArgType__capacity_bytes: _TypeAlias = _typing.Literal["_capacity_bytes", b"_capacity_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__num_entries: _TypeAlias = _typing.Literal["num_entries"]  # noqa: Y015
+    _WhichOneofArgType__num_entries: _TypeAlias = _typing.Literal["_num_entries", b"_num_entries"]  # noqa: Y015
+    _WhichOneofReturnType__read_bytes_per_s: _TypeAlias = _typing.Literal["read_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__read_bytes_per_s: _TypeAlias = _typing.Literal["_read_bytes_per_s", b"_read_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__used_bytes: _TypeAlias = _typing.Literal["used_bytes"]  # noqa: Y015
+    _WhichOneofArgType__used_bytes: _TypeAlias = _typing.Literal["_used_bytes", b"_used_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__capacity_bytes) -> _WhichOneofReturnType__capacity_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_entries) -> _WhichOneofReturnType__num_entries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__read_bytes_per_s) -> _WhichOneofReturnType__read_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__used_bytes) -> _WhichOneofReturnType__used_bytes | None: ...
+
+Global___TierStats: _TypeAlias = TierStats  # noqa: Y015
+
+@_typing.final
+class StoredNamespace(_message.Message):
+    """A namespace with blocks in a tier: an identity of KV."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FieldsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAMESPACE_DIGEST_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    IS_OWN_FIELD_NUMBER: _builtins.int
+    DIFFERING_FIELDS_FIELD_NUMBER: _builtins.int
+    namespace_digest: _builtins.str
+    """Its digest, in hex."""
+    is_own: _builtins.bool
+    """Whether it is this worker's."""
+    @_builtins.property
+    def fields(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What it is made of; a long value is given as its SHA-256."""
+
+    @_builtins.property
+    def differing_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the fields in which it differs from this worker's."""
+
+    def __init__(
+        self,
+        *,
+        namespace_digest: _builtins.str = ...,
+        fields: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        is_own: _builtins.bool = ...,
+        differing_fields: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differing_fields", b"differing_fields", "fields", b"fields", "is_own", b"is_own", "namespace_digest", b"namespace_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredNamespace: _TypeAlias = StoredNamespace  # noqa: Y015
 
 @_typing.final
 class EngineStats(_message.Message):

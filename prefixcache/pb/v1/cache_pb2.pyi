@@ -3,8 +3,10 @@
 isort:skip_file
 The prefix cache as its users see it: looking and warming."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from prefixcache.pb.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
@@ -51,11 +53,32 @@ class LookupResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AvailableTokensByTierEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    AVAILABLE_TOKENS_BY_TIER_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_prompt_tokens: _builtins.int
@@ -68,6 +91,13 @@ class LookupResponse(_message.Message):
     """Full blocks of the prompt."""
     block_size: _builtins.int
     """Tokens in a block."""
+    @_builtins.property
+    def available_tokens_by_tier(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Tokens a Generate could take now, by where they are: "l1" as in
+        cached_prompt_tokens, then what follows in "disk" and "redis". Whether it
+        fetches those depends on what pays.
+        """
+
     def __init__(
         self,
         *,
@@ -76,10 +106,11 @@ class LookupResponse(_message.Message):
         cached_blocks: _builtins.int = ...,
         num_blocks: _builtins.int = ...,
         block_size: _builtins.int = ...,
+        available_tokens_by_tier: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cached_blocks", b"cached_blocks", "cached_prompt_tokens", b"cached_prompt_tokens", "num_blocks", b"num_blocks", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_tokens_by_tier", b"available_tokens_by_tier", "block_size", b"block_size", "cached_blocks", b"cached_blocks", "cached_prompt_tokens", b"cached_prompt_tokens", "num_blocks", b"num_blocks", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

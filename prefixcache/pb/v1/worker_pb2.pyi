@@ -468,21 +468,47 @@ class Started(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CachedPromptTokensByTierEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_BY_TIER_FIELD_NUMBER: _builtins.int
     cached_prompt_tokens: _builtins.int
     """Prompt tokens whose KV came from the cache."""
     prompt_tokens: _builtins.int
     """Prompt tokens in all."""
+    @_builtins.property
+    def cached_prompt_tokens_by_tier(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """cached_prompt_tokens by where they were found: "l1", "disk", "redis"."""
+
     def __init__(
         self,
         *,
         cached_prompt_tokens: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
+        cached_prompt_tokens_by_tier: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_prompt_tokens_by_tier", b"cached_prompt_tokens_by_tier", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -664,10 +690,31 @@ class Usage(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CachedPromptTokensByTierEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_CREATION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_BY_TIER_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt after rendering and tokenizing, once for all samples."""
     completion_tokens: _builtins.int
@@ -676,6 +723,12 @@ class Usage(_message.Message):
     """Prompt tokens whose KV came from the cache."""
     cache_creation_tokens: _builtins.int
     """Prompt tokens whose blocks this request put into the cache by its end."""
+    @_builtins.property
+    def cached_prompt_tokens_by_tier(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """cached_prompt_tokens by where they were found: "l1", "disk", "redis"; no
+        entry where there were none.
+        """
+
     def __init__(
         self,
         *,
@@ -683,10 +736,11 @@ class Usage(_message.Message):
         completion_tokens: _builtins.int = ...,
         cached_prompt_tokens: _builtins.int = ...,
         cache_creation_tokens: _builtins.int = ...,
+        cached_prompt_tokens_by_tier: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_creation_tokens", b"cache_creation_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_creation_tokens", b"cache_creation_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "cached_prompt_tokens_by_tier", b"cached_prompt_tokens_by_tier", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -708,6 +762,7 @@ class Timings(_message.Message):
     TPOT_S_FIELD_NUMBER: _builtins.int
     TOTAL_S_FIELD_NUMBER: _builtins.int
     SAVED_S_FIELD_NUMBER: _builtins.int
+    FETCH_S_FIELD_NUMBER: _builtins.int
     queue_s: _builtins.float
     """Waiting for admission."""
     lookup_s: _builtins.float
@@ -724,6 +779,8 @@ class Timings(_message.Message):
     """From the request's arrival at the engine to its end."""
     saved_s: _builtins.float
     """Estimate of the prefill time that cached tokens made unnecessary."""
+    fetch_s: _builtins.float
+    """Looking for blocks in the tiers below memory and reading them."""
     def __init__(
         self,
         *,
@@ -735,10 +792,11 @@ class Timings(_message.Message):
         tpot_s: _builtins.float = ...,
         total_s: _builtins.float = ...,
         saved_s: _builtins.float = ...,
+        fetch_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "lookup_s", b"lookup_s", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "saved_s", b"saved_s", "total_s", b"total_s", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_s", b"fetch_s", "load_s", b"load_s", "lookup_s", b"lookup_s", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "saved_s", b"saved_s", "total_s", b"total_s", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
