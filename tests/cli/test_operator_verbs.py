@@ -32,6 +32,7 @@ VERBS = [
     "doctor",
     "ping",
     "demo",
+    "bench",
 ]
 
 
