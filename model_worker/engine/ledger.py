@@ -88,7 +88,8 @@ class Ledger:
     def tokens(self) -> TokenStats:
         """Token totals now, with the hit rate."""
         totals = self._tokens
-        return replace(totals, hit_rate=totals.cached / totals.prompt if totals.prompt else 0.0)
+        hit_rate = totals.cached / totals.prompt if totals.prompt else 0.0
+        return replace(totals, hit_rate=hit_rate, prefill_s_per_token=self._prefill_s_per_token)
 
     def latency(self) -> LatencyStats:
         """Percentiles now. O(n log n) in the number of remembered requests."""

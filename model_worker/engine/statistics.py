@@ -35,6 +35,7 @@ class TokenStats:
     computed: int = 0
     saved_s: float = 0.0
     hit_rate: float = 0.0
+    prefill_s_per_token: float | None = None
 
 
 @dataclass(slots=True)

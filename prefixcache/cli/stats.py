@@ -75,11 +75,15 @@ def _token_pairs(worker: "WorkerStats") -> dict[str, str]:
     return {
         "prompt": f"{counts.prompt:,}",
         "cached": f"{counts.cached:,} ({percent(counts.hit_rate)})",
-        "computed": f"{counts.computed:,}",
+        "computed": f"{counts.computed:,}{_prefill_rate(counts.prefill_s_per_token)}",
         "generated": f"{counts.completion:,}",
         "time saved": duration(counts.saved_s),
         "below memory": _counted(worker.fetches) if worker.tiers else "no tiers",
     }
+
+
+def _prefill_rate(s_per_token: float | None) -> str:
+    return f", {1 / s_per_token:,.0f} a second lately" if s_per_token else ""
 
 
 def _counted(numbers: "Mapping[str, int]") -> str:

@@ -22,7 +22,10 @@ class RequestCounters:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounters:
-    """Tokens over finished requests; ``hit_rate`` is cached / prompt."""
+    """Tokens over finished requests; ``hit_rate`` is cached / prompt.
+
+    ``prefill_s_per_token`` is what computing a prompt token takes, a moving average; None before the first.
+    """
 
     prompt: int
     cached: int
@@ -30,6 +33,7 @@ class TokenCounters:
     computed: int
     saved_s: float
     hit_rate: float
+    prefill_s_per_token: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

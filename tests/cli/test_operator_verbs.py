@@ -41,7 +41,9 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
         model="tiny",
         uptime_s=3700,
         resident_bytes=1_500_000_000,
-        tokens=admin_pb2.TokenStats(prompt=12345, cached=6172, hit_rate=0.49996, saved_s=12.3),
+        tokens=admin_pb2.TokenStats(
+            prompt=12345, cached=6172, hit_rate=0.49996, saved_s=12.3, computed=99, prefill_s_per_token=0.002
+        ),
         cache=admin_pb2.CacheStats(is_enabled=True, used_bytes=2_000_000, capacity_bytes=4_000_000_000, block_size=64),
         engine=admin_pb2.EngineStats(
             num_running=2,
@@ -76,6 +78,7 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
     "text",
     [
         "12,345",
+        "99, 500 a second lately",
         "1 declined, 3 fetched",
         "5, the oldest for 1.5 s",
         "3 (9 MB); 1,234 gave way",

@@ -217,6 +217,7 @@ class TokenStats(_message.Message):
     COMPUTED_FIELD_NUMBER: _builtins.int
     SAVED_S_FIELD_NUMBER: _builtins.int
     HIT_RATE_FIELD_NUMBER: _builtins.int
+    PREFILL_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
     prompt: _builtins.int
     """Prompt tokens."""
     cached: _builtins.int
@@ -231,6 +232,10 @@ class TokenStats(_message.Message):
     """Estimated prefill seconds saved."""
     hit_rate: _builtins.float
     """cached / prompt, 0 where no prompt was seen."""
+    prefill_s_per_token: _builtins.float
+    """Moving average of the seconds that computing one prompt token takes: what a
+    fetch from a tier is compared with. Absent before the first.
+    """
     def __init__(
         self,
         *,
@@ -240,12 +245,15 @@ class TokenStats(_message.Message):
         computed: _builtins.int = ...,
         saved_s: _builtins.float = ...,
         hit_rate: _builtins.float = ...,
+        prefill_s_per_token: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_s_per_token", b"_prefill_s_per_token", "prefill_s_per_token", b"prefill_s_per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "completion", b"completion", "computed", b"computed", "hit_rate", b"hit_rate", "prompt", b"prompt", "saved_s", b"saved_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_s_per_token", b"_prefill_s_per_token", "cached", b"cached", "completion", b"completion", "computed", b"computed", "hit_rate", b"hit_rate", "prefill_s_per_token", b"prefill_s_per_token", "prompt", b"prompt", "saved_s", b"saved_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefill_s_per_token: _TypeAlias = _typing.Literal["prefill_s_per_token"]  # noqa: Y015
+    _WhichOneofArgType__prefill_s_per_token: _TypeAlias = _typing.Literal["_prefill_s_per_token", b"_prefill_s_per_token"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_s_per_token) -> _WhichOneofReturnType__prefill_s_per_token | None: ...
 
 Global___TokenStats: _TypeAlias = TokenStats  # noqa: Y015
 
