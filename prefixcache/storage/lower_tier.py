@@ -171,7 +171,7 @@ class LowerTier:
         renewed_at = self._renewed_at.get(last)
         if renewed_at is not None and now - renewed_at < interval:
             return
-        _remember(self._renewed_at, last, now, MAX_RENEWED_CHAINS)
+        remember(self._renewed_at, last, now, MAX_RENEWED_CHAINS)
         self._queue.renew(chain.root, chain.hashes[:num_blocks], ttl_s=self._options.ttl_s + interval)
 
     async def peek(self, chain: BlockChain, start: int, end: int) -> int:
@@ -323,7 +323,7 @@ class LowerTier:
 
     def _note_known(self, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes:
-            _remember(self._known, block_hash, None, MAX_KNOWN_BLOCKS)
+            remember(self._known, block_hash, None, MAX_KNOWN_BLOCKS)
 
     def _forget(self, hashes: Sequence[bytes]) -> None:
         """Take blocks as absent from now on, so that they are written, over what is there, when they are computed."""
@@ -340,7 +340,8 @@ class LowerTier:
             logger.debug("%s keeps damaged blocks: %s", self.name, error)
 
 
-def _remember(table: OrderedDict[bytes, _Value], key: bytes, value: _Value, limit: int) -> None:
+def remember(table: OrderedDict[bytes, _Value], key: bytes, value: _Value, limit: int) -> None:
+    """Put an entry at the end of ``table``, which keeps its ``limit`` latest."""
     table[key] = value
     table.move_to_end(key)
     if len(table) > limit:

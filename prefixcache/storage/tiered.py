@@ -14,7 +14,7 @@ from enum import Enum
 
 from prefixcache.storage.chain import BlockChain
 from prefixcache.storage.estimates import FetchDecision
-from prefixcache.storage.lower_tier import LowerTier, LowerTierStats
+from prefixcache.storage.lower_tier import LowerTier, LowerTierStats, remember
 from prefixcache.storage.registry import NamespaceEntry
 from prefixcache.storage.tier import WritableBuffer
 
@@ -58,7 +58,7 @@ class TieredStore:
         self, chain: BlockChain, start: int, end: int, *, compute_s_per_block: float | None = None
     ) -> list[TierRun]:
         """Runs of blocks from ``start`` on that are present, one after another without a hole; renews nothing."""
-        self._note_root(chain.root)
+        remember(self._roots, chain.root, None, MAX_ROOTS)
         runs = []
         for tier in self._tiers:
             if start == end:
@@ -167,13 +167,7 @@ class TieredStore:
                 await tier.announce(own)
             await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
-    def _note_root(self, root: bytes) -> None:
-        self._roots[root] = None
-        self._roots.move_to_end(root)
-        if len(self._roots) > MAX_ROOTS:
-            self._roots.popitem(last=False)
-
     def _offer(self, chain: BlockChain, block: int, body: WritableBuffer) -> None:
-        self._note_root(chain.root)
+        remember(self._roots, chain.root, None, MAX_ROOTS)
         for tier in self._tiers:
             tier.offer(chain, block, body)
