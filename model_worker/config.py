@@ -14,6 +14,7 @@ CUDA_BLOCK_SIZE = 256
 MAX_THREADS = 1_024
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("bfloat16", "float32")
+NUMERICS = ("strict", "fast")
 MAX_DEADLINE_S = 60.0
 DAY_S = 86_400.0
 
@@ -56,11 +57,15 @@ class WorkerSettings:
 
     ``max_model_len`` None is the model's own limit, at most 8,192; ``block_size`` None
     is 64 on CPU and 256 on CUDA; ``num_threads`` None is all cores the process may use.
+    With ``numerics`` "strict" a hit has the bits of a miss; "fast" gives that up, within rounding, for
+    several blocks in a forward, generated tokens cached as they were computed, and blocks
+    shared by unlike machines.
     An iteration computes at most ``prefill_blocks`` blocks of prompts between two tokens of
-    running streams. Of waiting requests of one priority the one with the longest cached
-    prefix goes first, until another has waited ``max_reorder_wait_s`` seconds. With
-    ``is_recompute_enabled`` an idle worker computes generated tokens again, canonically, for the
-    cache. ``parking_bytes`` of main memory hold the KV of running requests that gave their
+    running streams, in fast numerics in as few forwards as may be. Of waiting requests of
+    one priority the one with the longest cached prefix goes first, until another has waited
+    ``max_reorder_wait_s`` seconds. With ``is_recompute_enabled`` generated tokens come into
+    the cache; in strict numerics an idle worker computes them again for it.
+    ``parking_bytes`` of main memory hold the KV of running requests that gave their
     place to one of higher priority; 0: none does.
     With ``verifies_weights`` the model's files are hashed at this start, whatever is
     remembered of them.
@@ -70,6 +75,7 @@ class WorkerSettings:
     model: str = "smollm2-135m"
     device: str = "auto"
     dtype: str = "bfloat16"
+    numerics: str = "strict"
     listen: str = DEFAULT_LISTEN
     is_insecure: bool = False
     max_model_len: int | None = None
@@ -93,6 +99,7 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         _check_choice("device", self.device, DEVICES)
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("numerics", self.numerics, NUMERICS)
         for name in ("max_model_len", "block_size", "num_threads"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), least=1)

@@ -18,7 +18,7 @@ def worker_facts(
     machine: Mapping[str, str],
     startup_s: Mapping[str, float],
 ) -> WorkerFacts:
-    """The facts of a worker of this identity and plan."""
+    """The facts of a worker of this plan, whose blocks have ``namespace`` in strict numerics."""
     return WorkerFacts(
         checks=qualification.checks,
         is_remembered=qualification.is_remembered,

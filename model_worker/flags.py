@@ -5,7 +5,16 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from model_worker.config import DAY_S, DEFAULT_LISTEN, DEVICES, DTYPES, MAX_THREADS, TierSettings, WorkerSettings
+from model_worker.config import (
+    DAY_S,
+    DEFAULT_LISTEN,
+    DEVICES,
+    DTYPES,
+    MAX_THREADS,
+    NUMERICS,
+    TierSettings,
+    WorkerSettings,
+)
 from prefixcache.config import parse_size
 from prefixcache.errors import ConfigError
 from prefixcache.settings_sources import as_flags, read_settings
@@ -55,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings along")
     flags.add_argument("--device", choices=DEVICES, default="auto")
     flags.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type to compute in")
+    flags.add_argument(
+        "--numerics", choices=NUMERICS, default="strict", help="fast: hits and misses alike within rounding only"
+    )
     flags.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="port 0: any free one")
     flags.add_argument("--insecure", action="store_true", help="allow an address beyond loopback without TLS")
     flags.add_argument("--max-model-len", type=_positive, help="most tokens of prompt and output together")
@@ -95,9 +107,7 @@ def _add_scheduling_flags(flags: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory for requests that give way to a higher priority; 0: none does",
     )
-    scheduling.add_argument(
-        "--no-recompute", action="store_true", help="do not bring generated tokens into the cache when idle"
-    )
+    scheduling.add_argument("--no-recompute", action="store_true", help="leave generated tokens out of the cache")
 
 
 def _add_tier_flags(flags: argparse.ArgumentParser) -> None:
@@ -147,6 +157,7 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
         model=arguments.model,
         device=arguments.device,
         dtype=arguments.dtype,
+        numerics=arguments.numerics,
         listen=arguments.listen,
         is_insecure=arguments.insecure,
         max_model_len=arguments.max_model_len,

@@ -20,6 +20,7 @@ class LocalSettings(TypedDict, total=False):
     model: str
     device: str
     dtype: str
+    numerics: str
     max_model_len: int | None
     max_num_seqs: int
     max_waiting: int

@@ -18,6 +18,7 @@ from model_worker.config import CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE, WorkerSettings
 from model_worker.engine.admission import EngineLimits
 from model_worker.engine.engine import Engine
 from model_worker.engine.model_thread import ModelThread
+from model_worker.engine.numerics import numerics_policy
 from model_worker.engine.runner import ModelRunner
 from model_worker.engine.state import EngineParts
 from model_worker.facts import worker_facts
@@ -94,10 +95,11 @@ def build_on(
     limits = _limits(settings, model)
     slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=model.device)
     plan = _plan(settings, model, slots)
-    namespace = _namespace(model, canary=canary_digest(model))
+    strict_namespace = _strict_namespace(model, canary=canary_digest(model))
+    namespace = limits.numerics.namespace(strict_namespace)
     startup.note("canary")
     machine = machine_facts(model.device)
-    qualification = _qualify(model, Circumstances(namespace.digest(), machine, limits.max_num_seqs))
+    qualification = _qualify(model, Circumstances(strict_namespace.digest(), machine, limits.max_num_seqs))
     startup.note("qualification")
     cells, cache = _cache(settings, model)
     startup.note("cache")
@@ -105,7 +107,9 @@ def build_on(
     rows = qualification.row_counts
     runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=rows, observe_logits=observe_logits)
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
-    facts = worker_facts(namespace, plan, qualification=qualification, machine=machine, startup_s=startup.seconds)
+    facts = worker_facts(
+        strict_namespace, plan, qualification=qualification, machine=machine, startup_s=startup.seconds
+    )
     parts = EngineParts(
         description,
         model.tokenizer,
@@ -167,6 +171,7 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
         max_reorder_wait_s=settings.max_reorder_wait_s,
         is_recompute_enabled=settings.is_recompute_enabled,
         parking_bytes=settings.parking_bytes,
+        numerics=numerics_policy(settings.numerics, device_type=model.device.type, block_size=model.layout.block_size),
     )
 
 
@@ -198,7 +203,7 @@ def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> Memo
     return plan
 
 
-def _namespace(model: LoadedModel, *, canary: str) -> Namespace:
+def _strict_namespace(model: LoadedModel, *, canary: str) -> Namespace:
     return Namespace(
         format_version=FORMAT_VERSION,
         weights_digest=model.weights_digest.hex(),
@@ -244,6 +249,8 @@ def _describe(
         eos_token_ids=model.causal.eos_token_ids(),
         max_num_seqs=limits.max_num_seqs,
         is_cache_enabled=is_cache_enabled,
+        numerics=limits.numerics.mode,
+        num_threads=torch.get_num_threads(),
         memory_plan_bytes=plan.parts(),
     )
 

@@ -152,6 +152,7 @@ def test_settings_that_cannot_work_end_with_2(start_worker: StartWorker) -> None
         (["--threads", "1025"], "1025 is more than 1024 threads"),
         (["--dtype", "int4"], "invalid choice: 'int4'"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
+        (["--numerics", "exact"], "invalid choice: 'exact'"),
         (["--no-such-flag"], "unrecognized arguments"),
         (["--grace=-1"], "-1 is not a number of seconds"),
         (["--grace", "nan"], "nan is not a number of seconds"),
@@ -174,14 +175,14 @@ def test_every_flag_reaches_its_setting() -> None:
         "--model m --device cpu --dtype float32 --listen 127.0.0.1:1 --insecure --max-model-len 2 --max-num-seqs 3 "
         "--max-waiting 0 --max-new-tokens 4 --l1-bytes 5kB --block-size 6 --no-cache --threads 7 --grace 8.5 "
         "--verify-weights --trust-remote-code --prefill-blocks 9 --max-reorder-wait 0.5 --no-recompute "
-        "--parking-bytes 3MB"
+        "--parking-bytes 3MB --numerics fast"
     )
     settings = settings_from(parser().parse_args(flags.split()))
     assert (settings.model, settings.device, settings.dtype, settings.listen) == ("m", "cpu", "float32", "127.0.0.1:1")
     assert (settings.is_insecure, settings.is_cache_enabled, settings.is_remote_code_trusted) == (True, False, True)
     assert (settings.max_model_len, settings.max_num_seqs, settings.max_waiting) == (2, 3, 0)
     assert (settings.default_max_new_tokens, settings.l1_bytes, settings.block_size) == (4, 5000, 6)
-    assert settings.parking_bytes == 3_000_000
+    assert (settings.parking_bytes, settings.numerics) == (3_000_000, "fast")
     assert (settings.prefill_blocks, settings.max_reorder_wait_s, settings.is_recompute_enabled) == (9, 0.5, False)
     assert (settings.num_threads, settings.grace_s, settings.verifies_weights) == (7, 8.5, True)
 
@@ -202,6 +203,15 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
     settings = settings_from(parse(["--config", str(file), "--max-num-seqs", "5"], variables))
     assert (settings.model, settings.max_num_seqs, settings.l1_bytes) == ("from file", 5, 2_000_000_000)
     assert (settings.is_cache_enabled, settings.grace_s) == (False, 1.5)
+
+
+def test_numerics_are_strict_unless_flag_variable_or_file_say_otherwise(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text('[worker]\nnumerics = "fast"\n')
+    assert settings_from(parse([], {})).numerics == "strict"
+    assert settings_from(parse([], {"PREFIXCACHE_NUMERICS": "fast"})).numerics == "fast"
+    assert settings_from(parse(["--config", str(file)], {})).numerics == "fast"
+    assert settings_from(parse(["--numerics", "strict"], {"PREFIXCACHE_NUMERICS": "fast"})).numerics == "strict"
 
 
 def test_a_variable_names_the_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from prefixcache.errors import ConfigError
     [
         ("device", "tpu"),
         ("dtype", "int3"),
+        ("numerics", "exact"),
         ("max_model_len", 0),
         ("block_size", -8),
         ("num_threads", 0),

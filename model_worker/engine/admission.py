@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from model_worker.engine.canonical import CanonicalRun
+from model_worker.engine.numerics import STRICT, NumericsPolicy
 from model_worker.engine.output import OutputText
 from model_worker.engine.request import GenerateRequest
 from model_worker.engine.sampler import Sampler, SamplerContext
@@ -18,7 +19,7 @@ LOCAL_TENANT = "local"
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Every bound of the engine, and what of it is switched off.
+    """Every bound of the engine, and what of it is switched off or, by its numerics, allowed.
 
     An iteration computes at most ``prefill_blocks`` blocks of prompts. ``max_reorder_wait_s``: after how
     many seconds of waiting a request is no longer passed by others with longer cached prefixes.
@@ -34,6 +35,7 @@ class EngineLimits:
     max_reorder_wait_s: float = 0.0
     is_recompute_enabled: bool = True
     parking_bytes: int = 0
+    numerics: NumericsPolicy = STRICT
 
 
 class Admission:

@@ -2,10 +2,12 @@
 
 The one way KV is computed for the cache, for requests' prompts and for generated
 tokens alike. A run takes what is cached, computes the rest block by block and
-publishes each block when it is done.
+publishes each block when it is done. Numerics that are not strict let a forward
+hold several blocks, and let what decode computed be published too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from model_worker.engine.model_thread import ModelThread
@@ -114,34 +116,53 @@ class Canonical:
             await self.load(run)
         return run.num_computed - num_before
 
-    async def advance(self, run: CanonicalRun, sampler: Sampler | None) -> int | None:
-        """Compute the next block or the remainder; publish it where it is a new full block.
+    async def advance(self, run: CanonicalRun, sampler: Sampler | None, *, num_blocks: int = 1) -> int | None:
+        """Compute the next ``num_blocks`` blocks, or what is left, in one forward; publish those that are new and full.
 
         Returns the token drawn by ``sampler`` where the run is complete with this step.
         """
         assert run.slot is not None
         assert run.lease is not None
-        cache, start = self._cache_of(run), run.num_computed
-        end = min(start + self._block_size, len(run))
-        is_new_block = end - start == self._block_size and run.lease.num_blocks * self._block_size == start
-        cells = cache.reserve(1) if is_new_block else []
+        start = run.num_computed
+        end = min(start + num_blocks * self._block_size, len(run))
+        follows_lease = run.lease.num_blocks * self._block_size == start
+        cells = self._cache_of(run).reserve((end - start) // self._block_size) if follows_lease else []
         step = PrefillStep(
             slot=run.slot,
             token_ids=run.token_ids[start:end],
             start=start,
             sampler=sampler if end == len(run) else None,
-            cell=cells[0] if cells else None,
+            cells=tuple(cells),
         )
-        try:
+        with self._filling(run, cells):
             token = await self._thread.run(self._runner.prefill, step)
+            run.num_computed = end
+        return token
+
+    async def publish_slot(self, run: CanonicalRun) -> None:
+        """Publish what the cache lacks of a run of whole blocks, whose slot holds the KV of them all."""
+        assert run.slot is not None
+        self.match(run, run.slot)
+        assert run.lease is not None
+        first = run.lease.num_blocks
+        cells = self._cache_of(run).reserve(len(run) // self._block_size - first)
+        with self._filling(run, cells):
+            await self._thread.run(self._runner.store, run.slot, first, cells)
+
+    @contextmanager
+    def _filling(self, run: CanonicalRun, cells: list[int]) -> Iterator[None]:
+        """Reserved cells get the blocks after the run's lease, in order, and are published when they have them."""
+        assert run.lease is not None
+        cache = self._cache_of(run)
+        try:
+            yield
         except BaseException:
             cache.unreserve(cells)
             raise
-        run.num_computed = end
-        if cells and cache.publish(run.lease, run.tokens, cells):
-            run.num_published += 1
-            self._on_published(run, run.lease.num_blocks - 1)
-        return token
+        num_new = cache.publish(run.lease, run.tokens, cells) if cells else 0
+        run.num_published += num_new
+        for block in range(run.lease.num_blocks - num_new, run.lease.num_blocks):
+            self._on_published(run, block)
 
     def release_lease(self, run: CanonicalRun) -> None:
         """End the hold on the run's blocks; its slot has all it needs."""

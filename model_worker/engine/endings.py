@@ -84,9 +84,14 @@ class Endings:
         is_wanted = state.parts.description.is_cache_enabled and state.limits.is_recompute_enabled
         if not is_wanted or run.bypasses_cache:
             return
-        history = run.token_ids + sequence.output_ids
         tokens = run.tokens + token_bytes(sequence.output_ids)
-        state.recomputer.offer(CanonicalRun(history, tokens, run.root), num_known=len(run))
+        history = CanonicalRun(run.token_ids + sequence.output_ids, tokens, run.root)
+        if not state.limits.numerics.publishes_decoded_kv:
+            state.recomputer.offer(history, num_known=len(run))
+            return
+        history.slot, run.slot = run.slot, None
+        history.num_computed = sequence.num_kv_tokens
+        state.publisher.offer(history, num_known=len(run))
 
     def _end(self, sequence: Sequence, *, outcome: str) -> None:
         self._give_up(sequence)

@@ -204,8 +204,8 @@ class Engine:
         return EvictResult(num_blocks, num_blocks * stats.block_bytes, stats.used_bytes)
 
     def clear(self) -> ClearResult:
-        """Drop every prefix in memory, and what waits to be recomputed for the cache."""
-        self._loop.recomputer.forget()
+        """Drop every prefix in memory, and the generated tokens on their way there."""
+        self._loop.forget_histories()
         num_blocks = self._cache.clear()
         return ClearResult(num_blocks, num_blocks * self._cache.stats().block_bytes)
 

@@ -67,6 +67,12 @@ class EngineLoop:
         """Fail what waits and runs, and give up what recomputation holds; the loop has ended."""
         self._endings.fail_all(error)
         self.recomputer.give_way()
+        self.state.publisher.forget()
+
+    def forget_histories(self) -> None:
+        """Drop the generated tokens that are on their way into the cache."""
+        self.recomputer.forget()
+        self.state.publisher.forget()
 
     def gauges(self) -> EngineStats:
         """The engine now."""
@@ -80,7 +86,7 @@ class EngineLoop:
             num_iterations=self._num_iterations,
             num_slots=slots.num_slots,
             num_busy_slots=slots.num_slots - slots.num_free,
-            dropped_recompute_tokens=self.recomputer.num_dropped_tokens,
+            dropped_recompute_tokens=self.recomputer.num_dropped_tokens + self.state.publisher.num_dropped_tokens,
             recomputed_tokens=self.recomputer.num_recomputed_tokens,
             num_preemptions=self.state.parking.num_preemptions,
             num_parked=self.scheduler.num_parked,
@@ -117,15 +123,11 @@ class EngineLoop:
         self._num_iterations += 1
         await self._fill_slots()
         self._endings.reap()
-        for _ in range(self.state.limits.prefill_blocks):
-            prefilling = self.scheduler.next_prefill()
-            if prefilling is None:
-                break
-            await self._work_on_prompt(prefilling)
-            self._endings.reap()
+        await self._work_on_prompts()
         decoding = self.scheduler.decoding()
         if decoding:
             await self._guarded(decoding, self._steps.decode(decoding))
+        await self.state.publisher.publish_all()
 
     async def _fill_slots(self) -> None:
         """Give out what slots are free, then those of running sequences that others outrank."""
@@ -145,13 +147,29 @@ class EngineLoop:
         self._endings.reap()
         return preemption.newcomer if self.scheduler.enter(preemption.newcomer) else None
 
-    async def _work_on_prompt(self, sequence: Sequence) -> None:
-        """One block of the prompt, after what is cached of it if this is its first."""
+    async def _work_on_prompts(self) -> None:
+        """Forwards of prompts, until the iteration holds as many blocks as it may or no prompt is left."""
+        limits = self.state.limits
+        num_left = limits.prefill_blocks
+        while num_left > 0:
+            prefilling = self.scheduler.next_prefill()
+            if prefilling is None:
+                return
+            delays_streams = bool(self.scheduler.decoding())
+            num_blocks = limits.numerics.forward_blocks(num_left, delays_streams=delays_streams)
+            num_left -= await self._work_on_prompt(prefilling, num_blocks=num_blocks)
+            self._endings.reap()
+
+    async def _work_on_prompt(self, sequence: Sequence, *, num_blocks: int) -> int:
+        """One forward of the prompt, after what is cached of it if it is its first; the blocks it took, at least 1."""
+        num_before = sequence.record.computed_prompt_tokens
         if sequence.phase is Phase.READY:
             await self._guarded([sequence], self._steps.begin(sequence))
             self._endings.reap()
         if sequence.phase is Phase.PREFILL:
-            await self._guarded([sequence], self._steps.prefill(sequence))
+            await self._guarded([sequence], self._steps.prefill(sequence, num_blocks=num_blocks))
+        num_computed = sequence.record.computed_prompt_tokens - num_before
+        return max(-(-num_computed // self.state.limits.block_size), 1)
 
     async def _guarded(self, sequences: list[Sequence], operation: Awaitable[None]) -> None:
         """A fault of one operation fails its sequences and nobody else."""

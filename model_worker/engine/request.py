@@ -92,7 +92,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A block of the prompt was computed; ``processed_prompt_tokens`` counts cached ones too."""
+    """More of the prompt was computed; ``processed_prompt_tokens`` counts cached ones too."""
 
     processed_prompt_tokens: int
     prompt_tokens: int

@@ -4,7 +4,7 @@ The loop decides what to run and owns every slot, cell and hold; this file turns
 step into one forward, samples, and copies between slots and cells.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,18 +19,18 @@ from model_worker.models.row_probe import padded_rows
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """One canonical block or the remainder of one sequence.
+    """Blocks of one sequence's prompt, one in strict numerics, or what is left of it.
 
-    ``token_ids`` stand at positions ``[start, start + len)``; KV before ``start`` is in
-    ``slot``. ``sampler`` is set where the prompt ends with this step. ``cell``, where
-    set, receives the block's KV after the forward.
+    ``token_ids`` stand at positions ``[start, start + len)``; KV before ``start``, a block
+    boundary, is in ``slot``. ``sampler`` is set where the prompt ends with this step.
+    ``cells`` receive the KV of the step's first full blocks after the forward.
     """
 
     slot: Slot
     token_ids: list[int]
     start: int
     sampler: Sampler | None = None
-    cell: int | None = None
+    cells: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class ModelRunner:
         self._allowed_rows = allowed_rows
         self._observe_logits = observe_logits
         self._storage_dtype = model.layout.storage_dtype
-        size = model.layout.block_size
-        minus_inf = torch.full((size, size), float("-inf"), dtype=model.layout.working_dtype, device=model.device)
-        self._causal_mask = minus_inf.triu(1)
+        self._block_size = model.layout.block_size
+        self._working_dtype = model.layout.working_dtype
+        self._causal_mask = self._new_mask(self._block_size)
 
     @torch.inference_mode()
     def load(self, slot: Slot, cells: list[int], num_tokens: int) -> None:
@@ -91,19 +91,21 @@ class ModelRunner:
         self._slots.grow(step.slot, step.start + num_tokens)
         ids = torch.tensor([step.token_ids], device=self._device)
         positions = torch.arange(step.start, step.start + num_tokens, device=self._device).unsqueeze(0)
-        batch = AttentionBatch(
-            (Span(step.slot.kv.flatten(1, 2), step.start, 0, num_tokens),), self._causal_mask, self._storage_dtype
-        )
+        span = Span(step.slot.kv.flatten(1, 2), step.start, 0, num_tokens)
+        batch = AttentionBatch((span,), self._mask_for(num_tokens), self._storage_dtype)
         token = None
         if step.sampler is None:
             self._causal.forward_kv(ids, positions, batch)
         else:
             logits = self._causal.forward_logits(ids, positions, batch, num_logits=1)[-1]
             token = self._sample(step.slot, logits, step.sampler)
-        if step.cell is not None:
-            assert self._cells is not None
-            self._cells.store(step.slot, step.start // self._causal_mask.shape[0], step.cell)
+        self._store(step.slot, step.start // self._block_size, step.cells)
         return token
+
+    @torch.inference_mode()
+    def store(self, slot: Slot, first_block: int, cells: Sequence[int]) -> None:
+        """Copy blocks of ``slot``, from number ``first_block`` on, into ``cells``."""
+        self._store(slot, first_block, cells)
 
     @torch.inference_mode()
     def decode(self, rows: list[DecodeRow]) -> list[int | Exception]:
@@ -120,6 +122,20 @@ class ModelRunner:
         batch = AttentionBatch(spans, self._causal_mask, self._storage_dtype)
         logits = self._causal.forward_logits(ids, positions, batch, num_logits=0)
         return [self._sample_or_fault(row, logits[place]) for place, row in enumerate(rows)]
+
+    def _store(self, slot: Slot, first_block: int, cells: Sequence[int]) -> None:
+        for block, cell in enumerate(cells, start=first_block):
+            assert self._cells is not None
+            self._cells.store(slot, block, cell)
+
+    def _mask_for(self, num_tokens: int) -> Tensor:
+        """The causal mask of a forward of ``num_tokens`` tokens; it grows where one is longer than all before."""
+        if num_tokens > self._causal_mask.shape[0]:
+            self._causal_mask = self._new_mask(num_tokens)
+        return self._causal_mask
+
+    def _new_mask(self, size: int) -> Tensor:
+        return torch.full((size, size), float("-inf"), dtype=self._working_dtype, device=self._device).triu(1)
 
     def _sample_or_fault(self, row: DecodeRow, logits: Tensor) -> int | Exception:
         try:

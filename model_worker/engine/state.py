@@ -14,6 +14,7 @@ from model_worker.engine.ledger import Ledger
 from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.parking import Parking
 from model_worker.engine.promotion import Promoter
+from model_worker.engine.publisher import SlotPublisher
 from model_worker.engine.runner import ModelRunner
 from model_worker.engine.scheduler import Scheduler
 from model_worker.engine.sequence import Sequence
@@ -57,6 +58,7 @@ class EngineState:
     promoter: Promoter
     canonical: Canonical
     recomputer: Recomputer
+    publisher: SlotPublisher
     parking: Parking
 
 
@@ -85,6 +87,7 @@ def new_state(parts: EngineParts, limits: EngineLimits, *, clock: Callable[[], f
         promoter=promoter,
         canonical=canonical,
         recomputer=Recomputer(canonical, parts.slots, block_size=limits.block_size),
+        publisher=SlotPublisher(canonical, parts.slots, block_size=limits.block_size),
         parking=Parking(parts.runner, parts.thread, parts.slots, capacity_bytes=limits.parking_bytes),
     )
 

@@ -70,13 +70,13 @@ class Steps:
         record.load_s = clock() - started_at
         self._last_prefilled = sequence
 
-    async def prefill(self, sequence: Sequence) -> None:
-        """Compute a block of the prompt, or its remainder and the first token."""
+    async def prefill(self, sequence: Sequence, *, num_blocks: int) -> None:
+        """Compute ``num_blocks`` blocks of the prompt in one forward, or what is left of it and the first token."""
         run = sequence.run
         only_warms = sequence.request.only_warms
         if self._last_prefilled is not sequence:
             await self._catch_up(sequence)
-        token = await self._advance(sequence)
+        token = await self._advance(sequence, num_blocks=num_blocks)
         if sequence.is_abandoned:
             return
         if only_warms and not self._state.canonical.can_publish_more(run):
@@ -128,12 +128,12 @@ class Steps:
         sequence.record.load_s += self._state.clock() - started_at
         self._last_prefilled = sequence
 
-    async def _advance(self, sequence: Sequence) -> int | None:
+    async def _advance(self, sequence: Sequence, *, num_blocks: int) -> int | None:
         run, record, clock = sequence.run, sequence.record, self._state.clock
         started_at = clock()
         num_before = run.num_computed
         sampler = None if sequence.request.only_warms else sequence.sampler
-        token = await self._state.canonical.advance(run, sampler)
+        token = await self._state.canonical.advance(run, sampler, num_blocks=num_blocks)
         took = clock() - started_at
         num_computed = run.num_computed - num_before
         self._state.ledger.note_prefill(num_computed, took)

@@ -59,6 +59,8 @@ class ModelDescription:
     eos_token_ids: tuple[int, ...]
     max_num_seqs: int
     is_cache_enabled: bool
+    numerics: str
+    num_threads: int
     namespace_fields: dict[str, str] = field(default_factory=dict)
     memory_plan_bytes: dict[str, int] = field(default_factory=dict)
 

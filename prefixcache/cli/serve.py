@@ -15,6 +15,7 @@ SIGNAL_CODES: Final = 128
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["bfloat16", "float32"]
+Numerics = Literal["strict", "fast"]
 MODEL_HELP = "A catalogue name, a folder, a GGUF file or a hub's org/name."
 DEVICE_HELP = "Where the model runs."
 ModelOption = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
@@ -28,6 +29,9 @@ def serve(
     ] = False,
     device: Annotated[Device | None, typer.Option("--device", help=DEVICE_HELP)] = None,
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Type to compute in.")] = None,
+    numerics: Annotated[
+        Numerics | None, typer.Option("--numerics", help="Fast: hits and misses are equal within rounding only.")
+    ] = None,
     listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Port 0: a free one.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and answer.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once.")] = None,
@@ -45,7 +49,7 @@ def serve(
         typer.Option(parser=size_bytes, metavar="SIZE", help="Memory for requests that give way to a higher priority."),
     ] = None,
     no_recompute: Annotated[
-        bool, typer.Option("--no-recompute", help="Do not bring generated tokens into the cache when idle.")
+        bool, typer.Option("--no-recompute", help="Leave generated tokens out of the cache.")
     ] = False,
     l1_bytes: Annotated[
         int | None, typer.Option(parser=size_bytes, metavar="SIZE", help="Memory for cached blocks, such as 2GB.")
@@ -94,6 +98,7 @@ def serve(
         trust_remote_code=trust_remote_code,
         device=device,
         dtype=dtype,
+        numerics=numerics,
         listen=listen,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,

@@ -87,6 +87,7 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
     flags = {
         "--device": "cpu",
         "--dtype": "float32",
+        "--numerics": "fast",
         "--max-model-len": "100",
         "--max-num-seqs": "2",
         "--max-waiting": "3",
@@ -133,7 +134,9 @@ def test_what_is_not_given_is_left_to_the_worker(spawn: Spawn, record: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--device", "tpu"], ["--dtype", "int8"], ["--l1-bytes", "much"], ["--block-size", "0"]], ids=" ".join
+    "arguments",
+    [["--device", "tpu"], ["--dtype", "int8"], ["--numerics", "exact"], ["--l1-bytes", "much"], ["--block-size", "0"]],
+    ids=" ".join,
 )
 def test_wrong_flags_are_wrong_usage(run: Run, arguments: list[str]) -> None:
     assert run("serve", *arguments).exit_code == 2

@@ -51,11 +51,14 @@ class Observed:
 class Lab:
     """One worker on the demo model, watched. Requests get their slots in order of arrival."""
 
-    def __init__(self, *, dtype: str, l1_bytes: int = 1 << 28, store: TieredStore | None = None) -> None:
+    def __init__(
+        self, *, dtype: str, numerics: str = "strict", l1_bytes: int = 1 << 28, store: TieredStore | None = None
+    ) -> None:
         settings = WorkerSettings(
             model=DEMO_MODEL,
             device="cpu",
             dtype=dtype,
+            numerics=numerics,
             max_num_seqs=NUM_SLOTS,
             l1_bytes=l1_bytes,
             max_reorder_wait_s=0.0,
