@@ -82,6 +82,7 @@ async def test_each_sample_has_the_bits_of_its_request_alone(driver: Driver, sam
 async def test_samples_beyond_the_slots_wait_and_are_the_same(start: Start) -> None:
     wide, narrow = await start(max_num_seqs=4), await start(max_num_seqs=1)
     expected = await answers(wide, 7, max_new_tokens=6)
+    await wide.settle()
     assert (await answers(narrow, 7, max_new_tokens=6)).token_ids == expected.token_ids
 
 
