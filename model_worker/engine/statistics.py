@@ -79,7 +79,7 @@ class LatencyStats:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """Everything ``GetStats`` tells but the model's name."""
+    """Everything ``GetStats`` tells but the model's name and numerics."""
 
     uptime_s: float
     resident_bytes: int

@@ -23,6 +23,7 @@ class AdminServicer(admin_pb2_grpc.CacheAdminServicer):
             admin_pb2.GetStatsResponse,
             self._backend.stats(),
             model=self._backend.description.model,
+            numerics=self._backend.description.numerics,
             failed_calls=self._failed_calls,
             tiers=[tier_message(tier) for tier in tiers],
         )

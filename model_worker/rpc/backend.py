@@ -46,6 +46,10 @@ class ModelDescription(Protocol):
     def vocab_size(self) -> int:
         """Token ids are in [0, vocab_size)."""
 
+    @property
+    def numerics(self) -> str:
+        """How hits may differ from misses: "strict" or "fast"."""
+
 
 class Tokenizer(Protocol):
     """The model's tokenizer and chat template; thread-safe; raises InvalidRequest."""

@@ -27,7 +27,7 @@ class Comparison:
             "model": self.model or worker.model,
             "dtype": worker.dtype,
             "device": worker.device,
-            "threads": worker.namespace_fields.get("profile.threads"),
+            "threads": worker.num_threads or None,
             "ignore_eos": self.ignore_eos,
         }
         kv_tokens = worker.max_num_seqs * worker.max_model_len

@@ -50,6 +50,7 @@ def stats(
 def _worker_pairs(worker: "WorkerStats", *, address: str) -> dict[str, str]:
     return {
         "model": worker.model,
+        "numerics": worker.numerics,
         "address": address,
         "up for": duration(worker.uptime_s),
         "memory": format_size(worker.resident_bytes),

@@ -144,6 +144,7 @@ class WorkerStats:
 
     ``failed_calls`` are counted by the name of their gRPC status, ``fetches`` by what became of
     looking for a prompt's blocks below memory: "fetched", "absent", "declined" or "failed".
+    ``numerics`` is "strict", where hits have the bits of misses, or "fast", where they differ by rounding.
     """
 
     model: str
@@ -157,3 +158,4 @@ class WorkerStats:
     failed_calls: Mapping[str, int] = field(default_factory=dict)
     tiers: tuple[TierCounters, ...] = ()
     fetches: Mapping[str, int] = field(default_factory=dict)
+    numerics: str = ""

@@ -186,7 +186,10 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model a worker serves, its limits and its cache identity."""
+    """The model a worker serves, its limits and its cache identity.
+
+    ``numerics`` is "strict", where hits have the bits of misses, or "fast", where they differ by rounding.
+    """
 
     model: str
     model_type: str
@@ -204,6 +207,8 @@ class ModelInfo:
     max_num_seqs: int
     is_cache_enabled: bool
     memory_plan_bytes: Mapping[str, int]
+    numerics: str = ""
+    num_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ INFO = worker_pb2.GetModelInfoResponse(
     max_model_len=100,
     eos_token_ids=[999],
     max_num_seqs=2,
+    num_threads=3,
 )
 
 
@@ -237,7 +238,7 @@ def test_plain_transformers_runs_as_the_worker_does(spawn: Spawn, address: str, 
     assert "worker / other" in stdout
     assert stderr == "starting transformers generate …\nstarting transformers batching …\n"
     flags = json.loads(record.read_text())["flags"]
-    shared = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--ignore-eos"]
+    shared = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--threads", "3", "--ignore-eos"]
     assert flags == [*shared, "--mode", "continuous", "--kv-tokens", "200"]
 
 

@@ -39,6 +39,7 @@ VERBS = [
 def worker_stats() -> admin_pb2.GetStatsResponse:
     return admin_pb2.GetStatsResponse(
         model="tiny",
+        numerics="fast",
         uptime_s=3700,
         resident_bytes=1_500_000_000,
         tokens=admin_pb2.TokenStats(
@@ -96,6 +97,7 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
         "25 ms / 500 ms / 1.5 s",
         "too late              31",
         "2,000 INVALID_ARGUMENT, 1 NOT_FOUND",
+        "numerics  fast",
     ],
 )
 def test_stats_are_readable(run: Run, servicer: RecordingServicer, text: str) -> None:

@@ -54,6 +54,8 @@ class FakeDescription:
     eos_token_ids: Sequence[int] = (0,)
     max_num_seqs: int = 2
     is_cache_enabled: bool = True
+    numerics: str = "fast"
+    num_threads: int = 3
     memory_plan_bytes: Mapping[str, int] = field(default_factory=lambda: {"weights": 7})
 
 

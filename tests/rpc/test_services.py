@@ -71,6 +71,7 @@ async def test_warm_passes_prompt_salt_and_priority_and_carries_the_result(worke
 async def test_stats_carry_every_nested_field(worker: Worker) -> None:
     stats = await worker.admin.GetStats(admin_pb2.GetStatsRequest())
     expected = some_stats()
+    assert stats.numerics == "fast"
     assert (stats.model, stats.uptime_s, stats.resident_bytes) == ("fake", 1.5, 12345)
     assert (stats.requests.received, stats.requests.finished, stats.requests.hits) == (3, 2, 1)
     assert stats.tokens.hit_rate == 0.4

@@ -92,12 +92,15 @@ class GetStatsResponse(_message.Message):
     FAILED_CALLS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     FETCHES_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name the model is served under."""
     uptime_s: _builtins.float
     """Seconds since the worker started serving."""
     resident_bytes: _builtins.int
     """Resident memory of the worker process, in bytes."""
+    numerics: _builtins.str
+    """How hits may differ from misses: "strict", not in a bit; "fast", by rounding."""
     @_builtins.property
     def requests(self) -> Global___RequestStats:
         """Requests by outcome."""
@@ -150,10 +153,11 @@ class GetStatsResponse(_message.Message):
         failed_calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         tiers: _abc.Iterable[Global___TierStats] | None = ...,
         fetches: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        numerics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "latency", b"latency", "requests", b"requests", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "failed_calls", b"failed_calls", "fetches", b"fetches", "latency", b"latency", "model", b"model", "requests", b"requests", "resident_bytes", b"resident_bytes", "tiers", b"tiers", "tokens", b"tokens", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "engine", b"engine", "failed_calls", b"failed_calls", "fetches", b"fetches", "latency", b"latency", "model", b"model", "numerics", b"numerics", "requests", b"requests", "resident_bytes", b"resident_bytes", "tiers", b"tiers", "tokens", b"tokens", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -593,7 +597,9 @@ class EngineStats(_message.Message):
     num_busy_slots: _builtins.int
     """Slots in use."""
     dropped_recompute_tokens: _builtins.int
-    """Generated tokens given up without canonical recomputation since start."""
+    """Generated tokens given up on their way into the cache since start: not
+    recomputed or, in fast numerics, not copied.
+    """
     recomputed_tokens: _builtins.int
     """Generated tokens that were recomputed since start."""
     oldest_wait_s: _builtins.float

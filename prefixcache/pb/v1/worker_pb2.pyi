@@ -986,6 +986,8 @@ class GetModelInfoResponse(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     IS_CACHE_ENABLED_FIELD_NUMBER: _builtins.int
     MEMORY_PLAN_BYTES_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
+    NUM_THREADS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name it is served under."""
     model_type: _builtins.str
@@ -1012,6 +1014,10 @@ class GetModelInfoResponse(_message.Message):
     """Sequences that can run at once."""
     is_cache_enabled: _builtins.bool
     """Whether prefixes are cached at all."""
+    numerics: _builtins.str
+    """How hits may differ from misses: "strict", not in a bit; "fast", by rounding."""
+    num_threads: _builtins.int
+    """CPU threads of the model."""
     @_builtins.property
     def namespace_fields(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The fields behind the digest, as text."""
@@ -1043,10 +1049,12 @@ class GetModelInfoResponse(_message.Message):
         max_num_seqs: _builtins.int = ...,
         is_cache_enabled: _builtins.bool = ...,
         memory_plan_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        numerics: _builtins.str = ...,
+        num_threads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "is_cache_enabled", b"is_cache_enabled", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "memory_plan_bytes", b"memory_plan_bytes", "model", b"model", "model_type", b"model_type", "namespace_digest", b"namespace_digest", "namespace_fields", b"namespace_fields", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "is_cache_enabled", b"is_cache_enabled", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "memory_plan_bytes", b"memory_plan_bytes", "model", b"model", "model_type", b"model_type", "namespace_digest", b"namespace_digest", "namespace_fields", b"namespace_fields", "num_threads", b"num_threads", "numerics", b"numerics", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
