@@ -18,7 +18,10 @@ LOCAL_TENANT = "local"
 _CONFIG_FIELDS_WITHOUT_EFFECT_ON_KV = frozenset(
     {
         "_name_or_path",
+        "_model_name_or_path",
         "name_or_path",
+        "dtype",
+        "torch_dtype",
         "transformers_version",
         "architectures",
         "id2label",
@@ -86,9 +89,10 @@ class Namespace:
 
 
 def canonical_config(config: Mapping[str, object]) -> str:
-    """Return a model config as canonical JSON, without names, versions and generation defaults.
+    """Return a model config as canonical JSON, without names, versions, generation defaults and the loaded dtype.
 
-    Raises ConfigError where a value has no JSON form.
+    That dtype follows from the device; where it counts, the numerics profile has it. Raises
+    ConfigError where a value has no JSON form.
 
     >>> canonical_config({"vocab_size": 7, "hidden_size": 2, "transformers_version": "5.0", "top_p": 0.9})
     '{"hidden_size":2,"vocab_size":7}'

@@ -82,6 +82,11 @@ def test_a_config_is_canonical_whatever_its_order_and_its_names() -> None:
     assert one == other == '{"a":1,"b":{"x":[1,2],"y":1}}'
 
 
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype", "_model_name_or_path"])
+def test_a_config_leaves_out_how_and_from_where_it_was_loaded(name: str) -> None:
+    assert canonical_config({"a": {name: "x"}, name: "x"}) == canonical_config({"a": {}, name: "y"}) == '{"a":{}}'
+
+
 @pytest.mark.parametrize("name", ["rope_theta", "hidden_act", "sliding_window", "rms_norm_eps", "attention_bias"])
 def test_a_config_keeps_what_decides_kv(name: str) -> None:
     assert canonical_config({name: 1}) != canonical_config({name: 2})
@@ -89,7 +94,7 @@ def test_a_config_keeps_what_decides_kv(name: str) -> None:
 
 def test_a_config_without_a_json_form_is_refused() -> None:
     with pytest.raises(ConfigError, match="canonical JSON"):
-        canonical_config({"dtype": object()})
+        canonical_config({"hidden_act": object()})
 
 
 def test_salts_differ_by_tenant_by_salt_and_by_secret() -> None:
