@@ -22,6 +22,7 @@ async def worker(build_tiny: Callable[..., composition.Worker]) -> AsyncIterator
 
 async def test_a_full_queue_tells_the_caller_when_to_try_again(worker: RealWorker) -> None:
     await worker.client.generate(LOW, max_new_tokens=4)
+    await worker.driver.settle()
     async with gated(worker.driver, "prefill") as gate:
         running = asyncio.create_task(worker.client.generate(LOW, max_new_tokens=4))
         await entered(gate)
