@@ -14,12 +14,13 @@ PROCESS_BYTES = 800 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by part. ``write_queues`` hold blocks on their way to tiers; ``process`` is what Python and torch take."""
+    """Bytes by part. ``decode_tails`` are the open partitions of decoding sequences; ``write_queues`` hold blocks on their way to tiers; ``process`` is what Python and torch take."""
 
     weights: int
     packed_weights: int
     slots: int
     l1: int
+    decode_tails: int = 0
     write_queues: int = 0
     process: int = PROCESS_BYTES
 
@@ -30,6 +31,7 @@ class MemoryPlan:
             "packed_weights": self.packed_weights,
             "slots": self.slots,
             "l1": self.l1,
+            "decode_tails": self.decode_tails,
             "write_queues": self.write_queues,
             "process": self.process,
         }

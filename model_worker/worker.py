@@ -26,7 +26,15 @@ from model_worker.memory_plan import MemoryPlan, available_bytes, free_bytes
 from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
 from model_worker.models.conversion import digest_folder
-from model_worker.models.loading import LoadedModel, LoadOptions, load, numerics_profile, pick_device
+from model_worker.models.loading import (
+    LoadedModel,
+    LoadOptions,
+    decode_tails,
+    load,
+    numerics_profile,
+    pick_device,
+    tails_bytes,
+)
 from model_worker.models.machine import machine_facts
 from model_worker.models.measuring import Meter
 from model_worker.models.qualification import Circumstances, Qualification, qualified_folder, qualify
@@ -103,7 +111,8 @@ def build_on(
     startup.note("cache")
     logger.info("built in: %s", startup.text())
     rows = qualification.row_counts
-    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=rows, observe_logits=observe_logits)
+    tails = decode_tails(model, max_rows=limits.max_num_seqs)
+    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=rows, tails=tails, observe_logits=observe_logits)
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
     facts = worker_facts(namespace, plan, qualification=qualification, machine=machine, startup_s=startup.seconds)
     parts = EngineParts(
@@ -186,6 +195,7 @@ def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> Memo
         packed_weights=model.packed_bytes,
         slots=slots.total_bytes,
         l1=settings.l1_bytes if settings.is_cache_enabled else 0,
+        decode_tails=tails_bytes(model, max_rows=settings.max_num_seqs),
         write_queues=settings.tiers.num_tiers * settings.tiers.write_queue_bytes,
     )
     plan.check(available_bytes())

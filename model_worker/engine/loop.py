@@ -254,10 +254,7 @@ class EngineLoop:
         self._deliver(sequence, token)
 
     async def _decode(self, sequences: list[Sequence]) -> None:
-        rows = []
-        for sequence in sequences:
-            assert sequence.run.slot is not None
-            rows.append(DecodeRow(sequence.run.slot, sequence.output_ids[-1], sequence.next_position, sequence.sampler))
+        rows = [decode_row(sequence, block_size=self._limits.block_size) for sequence in sequences]
         tokens = await self._thread.run(self._runner.decode, rows)
         drawn = zip(sequences, tokens, strict=True)
         for sequence, token in [pair for pair in drawn if not pair[0].is_abandoned]:
@@ -367,3 +364,19 @@ class EngineLoop:
             self._collected_at = self._num_iterations
             gc.collect()
         await self._wake.wait()
+
+
+def decode_row(sequence: Sequence, *, block_size: int) -> DecodeRow:
+    """The step of one sequence in a decode; what of its prompt are whole blocks may be read together with others'."""
+    run = sequence.run
+    assert run.slot is not None
+    num_canonical = 0 if run.bypasses_cache else len(run) // block_size * block_size
+    return DecodeRow(
+        run.slot,
+        sequence.output_ids[-1],
+        sequence.next_position,
+        sequence.sampler,
+        root=run.root,
+        tokens=run.tokens,
+        num_canonical=num_canonical,
+    )

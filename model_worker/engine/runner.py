@@ -13,7 +13,9 @@ from torch import Tensor
 from model_worker.engine.sampler import Sampler
 from model_worker.kv.slots import CellArray, Slot, SlotPool
 from model_worker.models.attention import AttentionBatch, Span
+from model_worker.models.decode_attention import DecodeMember, DecodeTails
 from model_worker.models.loading import LoadedModel
+from model_worker.models.partitions import PARTITION_TOKENS, Prefix
 from model_worker.models.row_probe import padded_rows
 
 
@@ -35,12 +37,25 @@ class PrefillStep:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """The last token of one sequence, at ``position``; its KV is computed and the next token sampled."""
+    """The last token of one sequence, at ``position``; its KV is computed and the next token sampled.
+
+    KV of the leading ``num_canonical`` tokens of ``tokens``, token bytes, was computed canonically under ``root``:
+    rows that have these in common may read them from one slot.
+    """
 
     slot: Slot
     token_id: int
     position: int
     sampler: Sampler
+    root: bytes = b""
+    tokens: bytes = b""
+    num_canonical: int = 0
+
+    @property
+    def prefix(self) -> Prefix:
+        """What of the row may be shared."""
+        num_partitions = min(self.num_canonical, self.position) // PARTITION_TOKENS
+        return Prefix(self.root, self.tokens, num_partitions, self.position // PARTITION_TOKENS)
 
 
 class ModelRunner:
@@ -53,6 +68,7 @@ class ModelRunner:
         slots: SlotPool,
         cells: CellArray | None,
         allowed_rows: tuple[int, ...],
+        tails: DecodeTails | None = None,
         observe_logits: Callable[[Slot, Tensor], None] | None = None,
     ) -> None:
         self._causal = model.causal
@@ -60,6 +76,7 @@ class ModelRunner:
         self._slots = slots
         self._cells = cells
         self._allowed_rows = allowed_rows
+        self._tails = tails
         self._observe_logits = observe_logits
         self._storage_dtype = model.layout.storage_dtype
         size = model.layout.block_size
@@ -70,6 +87,7 @@ class ModelRunner:
     def load(self, slot: Slot, cells: list[int], num_tokens: int) -> None:
         """Copy cached blocks to the front of ``slot``, after making room for ``num_tokens`` tokens."""
         self._slots.grow(slot, num_tokens)
+        self._forget_tail(slot)
         if cells:
             assert self._cells is not None
             self._cells.load(cells, slot)
@@ -78,6 +96,7 @@ class ModelRunner:
     def prefill(self, step: PrefillStep) -> int | None:
         """Run one prefill step; the sampled token where the prompt ends with it, else None."""
         num_tokens = len(step.token_ids)
+        self._forget_tail(step.slot)
         self._slots.grow(step.slot, step.start + num_tokens)
         ids = torch.tensor([step.token_ids], device=self._device)
         positions = torch.arange(step.start, step.start + num_tokens, device=self._device).unsqueeze(0)
@@ -104,12 +123,31 @@ class ModelRunner:
         padding = [0] * (padded_rows(len(rows), self._allowed_rows) - len(rows))
         for row in rows:
             self._slots.grow(row.slot, row.position + 1)
-        ids = torch.tensor([[row.token_id for row in rows] + padding], device=self._device)
-        positions = torch.tensor([[row.position for row in rows] + padding], device=self._device)
-        spans = tuple(Span(row.slot.kv.flatten(1, 2), row.position, place, 1) for place, row in enumerate(rows))
-        batch = AttentionBatch(spans, self._causal_mask, self._storage_dtype)
+        order, batch = self._decode_batch(rows)
+        ordered = [rows[place] for place in order]
+        ids = torch.tensor([[row.token_id for row in ordered] + padding], device=self._device)
+        positions = torch.tensor([[row.position for row in ordered] + padding], device=self._device)
         logits = self._causal.forward_logits(ids, positions, batch, num_logits=0)
-        return [self._sample_or_fault(row, logits[place]) for place, row in enumerate(rows)]
+        drawn = {place: self._sample_or_fault(rows[place], logits[row]) for row, place in enumerate(order)}
+        return [drawn[place] for place in range(len(rows))]
+
+    def _decode_batch(self, rows: list[DecodeRow]) -> tuple[list[int], AttentionBatch]:
+        """The order in which the rows are computed, and the attention they share."""
+        flat = [row.slot.kv.flatten(1, 2) for row in rows]
+        if self._tails is None:
+            spans = tuple(
+                Span(kv, row.position, place, 1) for place, (kv, row) in enumerate(zip(flat, rows, strict=True))
+            )
+            return list(range(len(rows))), AttentionBatch(spans, self._causal_mask, self._storage_dtype)
+        members = [
+            DecodeMember(kv, row.slot.index, row.position, row.prefix) for kv, row in zip(flat, rows, strict=True)
+        ]
+        plan = self._tails.plan(members)
+        return plan.order, AttentionBatch((), self._causal_mask, self._storage_dtype, plan)
+
+    def _forget_tail(self, slot: Slot) -> None:
+        if self._tails is not None:
+            self._tails.forget(slot.index)
 
     def _sample_or_fault(self, row: DecodeRow, logits: Tensor) -> int | Exception:
         try:

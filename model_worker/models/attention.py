@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model_worker.models.decode_attention import DecodePlan
 from prefixcache.errors import ConfigError
 
 NAME = "prefixcache"
@@ -43,12 +44,13 @@ class AttentionBatch:
     ``causal_mask`` is ``[n, n]`` of the working dtype, 0 on and below the diagonal and
     -inf above, at least as large as the longest span. K and V are rounded to
     ``storage_dtype`` before anything reads them, so that a block that went through the
-    cache is the block that was computed.
+    cache is the block that was computed. A ``decode`` of rows in its order takes the place of spans of one token.
     """
 
     spans: tuple[Span, ...]
     causal_mask: Tensor
     storage_dtype: torch.dtype
+    decode: DecodePlan | None = None
 
 
 def attend(

@@ -16,14 +16,14 @@ from typing import Any
 
 from model_worker.models.checks import CHECKS, CheckFailed, Subject
 from model_worker.models.conversion import cache_folder
-from model_worker.models.loading import LoadedModel
+from model_worker.models.loading import LoadedModel, decode_tails
 from model_worker.models.row_probe import probe_rows
 from model_worker.models.trial import Trial
 from prefixcache.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def qualify(model: LoadedModel, circumstances: Circumstances, *, folder: Path) -
 def run_checks(model: LoadedModel, row_counts: tuple[int, ...], *, max_rows: int) -> dict[str, str]:
     """Name of each check to what it measured; ConfigError at the first that does not hold."""
     subject = Subject(
-        trial=Trial(model.causal, model.layout),
+        trial=Trial(model.causal, model.layout, tails=decode_tails(model, max_rows=max_rows)),
         allowed_rows=row_counts,
         max_rows=max_rows,
         storage_dtype=model.layout.storage_dtype,

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from model_worker.models.attention import AttentionBatch, Span
+from model_worker.models.decode_attention import DecodeMember, DecodeTails
 from model_worker.models.layout import KvLayout
+from model_worker.models.partitions import Prefix
 from model_worker.models.transformers_adapter import CausalModel
 from prefixcache.errors import ConfigError, PrefixCacheError
 
@@ -37,8 +39,16 @@ class Row:
 class Trial:
     """Runs ``causal`` on KV that belongs to the caller; faults of the model's code come out as ConfigError."""
 
-    def __init__(self, causal: CausalModel, layout: KvLayout, *, storage_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        causal: CausalModel,
+        layout: KvLayout,
+        *,
+        storage_dtype: torch.dtype | None = None,
+        tails: DecodeTails | None = None,
+    ) -> None:
         self._causal = causal
+        self._tails = tails
         self._layout = layout
         self._storage_dtype = storage_dtype or layout.storage_dtype
         self.device = causal.model.device
@@ -55,7 +65,7 @@ class Trial:
         """One forward of ``token_ids`` at positions from ``start``; logits ``[num_logits, vocab_size]``; 0: of all."""
         size = len(token_ids)
         positions = torch.arange(start, start + size, device=self.device).unsqueeze(0)
-        return self._forward([token_ids], positions, (Span(kv, start, 0, size),), num_logits=num_logits)
+        return self._forward([token_ids], positions, self._batch((Span(kv, start, 0, size),)), num_logits=num_logits)
 
     @torch.inference_mode()
     def fill(self, kv: Tensor, token_ids: list[int]) -> None:
@@ -73,17 +83,35 @@ class Trial:
 
     def decode(self, rows: list[Row], *, num_padded: int) -> Tensor:
         """One token for each of ``rows`` in a forward of ``num_padded`` rows; logits ``[len(rows), vocab_size]``."""
+        if self._tails is not None:
+            return self._decode_in_partitions(self._tails, rows, num_padded=num_padded)
+        spans = tuple(Span(row.kv, row.position, place, 1) for place, row in enumerate(rows))
+        token_ids, positions = self._padded(rows, num_padded)
+        return self._forward([token_ids], positions, self._batch(spans), num_logits=0)[: len(rows)]
+
+    def _decode_in_partitions(self, tails: DecodeTails, rows: list[Row], *, num_padded: int) -> Tensor:
+        members = []
+        for place, row in enumerate(rows):
+            tails.forget(place)
+            members.append(DecodeMember(row.kv, place, row.position, Prefix.unshared(row.position)))
+        plan = tails.plan(members)
+        token_ids, positions = self._padded([rows[place] for place in plan.order], num_padded)
+        batch = AttentionBatch((), torch.empty(0), self._storage_dtype, plan)
+        logits = self._forward([token_ids], positions, batch, num_logits=0)
+        for place, row in enumerate(rows):
+            tails.write_back(row.kv, place, end=row.position + 1)
+        return logits[sorted(range(len(rows)), key=plan.order.__getitem__)]
+
+    def _padded(self, rows: list[Row], num_padded: int) -> tuple[list[int], Tensor]:
         padding = [0] * (num_padded - len(rows))
         positions = torch.tensor([[row.position for row in rows] + padding], device=self.device)
-        spans = tuple(Span(row.kv, row.position, place, 1) for place, row in enumerate(rows))
-        token_ids = [row.token_id for row in rows] + padding
-        return self._forward([token_ids], positions, spans, num_logits=0)[: len(rows)]
+        return [row.token_id for row in rows] + padding, positions
 
     @torch.inference_mode()
     def _forward(
-        self, token_ids: list[list[int]], positions: Tensor, spans: tuple[Span, ...], *, num_logits: int
+        self, token_ids: list[list[int]], positions: Tensor, batch: AttentionBatch, *, num_logits: int
     ) -> Tensor:
-        ids, batch = torch.tensor(token_ids, device=self.device), self._batch(spans)
+        ids = torch.tensor(token_ids, device=self.device)
         return running(lambda: self._causal.forward_logits(ids, positions, batch, num_logits=num_logits))
 
     def _batch(self, spans: tuple[Span, ...]) -> AttentionBatch:

@@ -2,13 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from model_worker.engine import runner
 from model_worker.engine.request import SamplingParams
+from model_worker.models import decode_attention, partitions
 from tests.engine.conftest import Start
 from tests.engine.driver import BLOCK_SIZE, Answer, Driver, random_prompt
 
@@ -130,3 +133,40 @@ async def test_answers_grow_past_the_steps_of_a_slot(start: Start) -> None:
     again = await driver.answer(prompt, max_new_tokens=12)
     assert again.started.cached_prompt_tokens == 62 * BLOCK_SIZE
     assert again.token_ids == answer.token_ids
+
+
+@pytest.fixture
+def read_together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Partitions of 16 tokens, so that short prompts have several; how many rows read one run together."""
+    for module in (partitions, decode_attention, runner):
+        monkeypatch.setattr(module, "PARTITION_TOKENS", 16)
+    monkeypatch.setattr(decode_attention, "TAIL_WIDTHS", (16,))
+    plan_runs, seen = partitions.plan_runs, []
+
+    def note_runs(*arguments: Any, **options: Any) -> Any:
+        order, runs = plan_runs(*arguments, **options)
+        seen.extend(run.num_rows for run in runs)
+        return order, runs
+
+    monkeypatch.setattr(decode_attention, "plan_runs", note_runs)
+    return seen
+
+
+async def test_rows_that_share_a_prefix_get_the_bits_they_get_alone(start: Start, read_together: list[int]) -> None:
+    driver = await start(max_num_seqs=4)
+    shared = random_prompt(6 * BLOCK_SIZE)
+    prompts = [shared + random_prompt(3 + 4 * seed, seed=seed + 1) for seed in range(3)]
+    prompts.append(shared[: 4 * BLOCK_SIZE] + random_prompt(9, seed=8))
+    alone = [(await cold(driver, prompt))[0].token_ids for prompt in prompts]
+    bypassing = await driver.answer(prompts[0], max_new_tokens=NUM_NEW_TOKENS, bypass_prefix_cache=True)
+    assert bypassing.token_ids == alone[0]
+    driver.observed.clear()
+    crowd = await asyncio.gather(*(driver.answer(prompt, max_new_tokens=40) for prompt in prompts))
+    in_crowd = [logits for _, logits in driver.observed]
+    assert max(read_together) == 4
+    await driver.settle()
+    for prompt, answer in zip(prompts, crowd, strict=True):
+        again, logits = await driver.answer_with_logits(prompt, max_new_tokens=40)
+        assert answer.token_ids == again.token_ids
+        assert all(any(torch.equal(one, seen) for seen in in_crowd) for one in logits)
+        await driver.settle()

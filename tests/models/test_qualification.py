@@ -123,7 +123,10 @@ def mix_unequal_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = CausalModel.forward_logits
 
     def forward_logits(causal: CausalModel, *args: Any, num_logits: int) -> Tensor:
-        starts = {span.start for span in args[2].spans}
+        batch = args[2]
+        starts = {span.start for span in batch.spans} | set(
+            () if batch.decode is None else batch.decode.offsets.tolist()
+        )
         return forward(causal, *args, num_logits=num_logits) * (1.0 if len(starts) == 1 else 1.001)
 
     monkeypatch.setattr(CausalModel, "forward_logits", forward_logits)
