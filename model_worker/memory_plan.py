@@ -14,7 +14,11 @@ PROCESS_BYTES = 800 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by part. ``decode_tails`` are the open partitions of decoding sequences; ``write_queues`` hold blocks on their way to tiers; ``process`` is what Python and torch take."""
+    """Bytes by part.
+
+    ``decode_tails`` are the open partitions of decoding sequences, ``write_queues`` hold blocks on their
+    way to tiers, ``process`` is what Python and torch take.
+    """
 
     weights: int
     packed_weights: int

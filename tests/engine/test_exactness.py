@@ -141,7 +141,8 @@ def read_together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     for module in (partitions, decode_attention, runner):
         monkeypatch.setattr(module, "PARTITION_TOKENS", 16)
     monkeypatch.setattr(decode_attention, "TAIL_WIDTHS", (16,))
-    plan_runs, seen = partitions.plan_runs, []
+    plan_runs = partitions.plan_runs
+    seen: list[int] = []
 
     def note_runs(*arguments: Any, **options: Any) -> Any:
         order, runs = plan_runs(*arguments, **options)
