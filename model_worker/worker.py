@@ -111,7 +111,7 @@ def build_on(
     startup.note("cache")
     logger.info("built in: %s", startup.text())
     rows = qualification.row_counts
-    tails = decode_tails(model, max_rows=limits.max_num_seqs)
+    tails = decode_tails(model, qualification.partition, max_rows=limits.max_num_seqs)
     runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=rows, tails=tails, observe_logits=observe_logits)
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
     facts = worker_facts(namespace, plan, qualification=qualification, machine=machine, startup_s=startup.seconds)
@@ -124,7 +124,9 @@ def build_on(
         thread,
         namespace.digest(),
         facts,
-        lambda: Meter(model, allowed_rows=rows, free_bytes=_free_bytes(model.device)),
+        lambda: Meter(
+            model, allowed_rows=rows, partition=qualification.partition, free_bytes=_free_bytes(model.device)
+        ),
         store if store is not None and cells is not None else TieredStore(),
         BlockFormat(namespace.digest(), model.layout.block_size, (model.layout.payload_tensor(),)),
     )

@@ -15,7 +15,7 @@ from model_worker.kv.slots import CellArray, Slot, SlotPool
 from model_worker.models.attention import AttentionBatch, Span
 from model_worker.models.decode_attention import DecodeMember, DecodeTails
 from model_worker.models.loading import LoadedModel
-from model_worker.models.partitions import PARTITION_TOKENS, Prefix
+from model_worker.models.partitions import Prefix
 from model_worker.models.row_probe import padded_rows
 
 
@@ -51,11 +51,9 @@ class DecodeRow:
     tokens: bytes = b""
     num_canonical: int = 0
 
-    @property
-    def prefix(self) -> Prefix:
-        """What of the row may be shared."""
-        num_partitions = min(self.num_canonical, self.position) // PARTITION_TOKENS
-        return Prefix(self.root, self.tokens, num_partitions, self.position // PARTITION_TOKENS)
+    def prefix(self, *, size: int) -> Prefix:
+        """What of the row may be shared, in partitions of ``size`` tokens."""
+        return Prefix.of(self.root, self.tokens, num_equal=self.num_canonical, position=self.position, size=size)
 
 
 class ModelRunner:
@@ -139,8 +137,10 @@ class ModelRunner:
                 Span(kv, row.position, place, 1) for place, (kv, row) in enumerate(zip(flat, rows, strict=True))
             )
             return list(range(len(rows))), AttentionBatch(spans, self._causal_mask, self._storage_dtype)
+        size = self._tails.partition_size
         members = [
-            DecodeMember(kv, row.slot.index, row.position, row.prefix) for kv, row in zip(flat, rows, strict=True)
+            DecodeMember(kv, row.slot.index, row.position, row.prefix(size=size))
+            for kv, row in zip(flat, rows, strict=True)
         ]
         plan = self._tails.plan(members)
         return plan.order, AttentionBatch((), self._causal_mask, self._storage_dtype, plan)

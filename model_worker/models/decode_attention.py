@@ -3,25 +3,31 @@
 K and V of a row up to its last whole partition lie in its slot and are read in the runs that
 ``partitions`` plans; those of the open partition lie beside the other rows' in ``DecodeTails``. Scores
 of all of a row's positions meet in one softmax, and products with V are summed partition by
-partition: what a row computes does not depend on who shares with it (``rows_are_alone`` tries it at load).
-Shared partitions in one product after Hydragen (Juravsky et al., 2024), here with partitions at fixed places.
+partition, at fixed places: what a row computes does not depend on who reads with it. ``pick_partition``
+finds at load for which size that holds. Shared prefixes in one product: Hydragen (Juravsky et al., 2024).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from model_worker.models.layout import KvLayout
-from model_worker.models.partitions import PARTITION_TOKENS, Prefix, Run, plan_runs
+from model_worker.models.partitions import Prefix, Run, plan_runs
 from prefixcache.core.blocks import TOKEN_BYTES
 
 FEWEST_ROWS = 4
-TAIL_WIDTHS = (64, 128, 256)  # at others a product may sum in another order
-PROBE_SEED = 20_240_229
-PROBED_PARTITIONS = 3
+TAIL_STEP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Tokens of a partition. Where ``sums_in_order``, a product over several gives the sum of theirs one by one."""
+
+    size: int
+    sums_in_order: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,10 +48,10 @@ class DecodePlan:
     """The attention of one decode; its rows are the members in the order ``order``.
 
     ``kv`` has for each of ``runs`` the slot it is read from. ``tails`` is
-    ``[num_layers, 2, places, num_kv_heads, PARTITION_TOKENS, head_dim]``, from the first place anybody is at to the
+    ``[num_layers, 2, places, num_kv_heads, partition.size, head_dim]``, from the first place anybody is at to the
     last; row r's token goes to ``offsets[r]`` of ``places[r]``, and ``tail_mask`` ``[rows, 1, tail]`` hides what is
-    beyond it. ``segments`` are (first row, rows,
-    whole partitions), for neighbours that have equally many. A row's queries of one KV head take ``group_rows``.
+    beyond it. ``segments`` are (first row, rows, whole partitions), for neighbours that have equally many. A row's
+    queries of one KV head take ``group_rows``.
     """
 
     order: list[int]
@@ -58,6 +64,7 @@ class DecodePlan:
     segments: list[tuple[int, int, int]]
     group_rows: int
     storage_dtype: torch.dtype
+    partition: Partition
 
 
 class DecodeTails:
@@ -67,12 +74,18 @@ class DecodeTails:
     begins, the whole one is written back to the slot.
     """
 
-    def __init__(self, layout: KvLayout, *, num_rows: int, num_heads: int) -> None:
-        shape = (layout.num_layers, 2, num_rows, layout.num_kv_heads, PARTITION_TOKENS, layout.head_dim)
+    def __init__(self, layout: KvLayout, partition: Partition, *, num_rows: int, num_heads: int) -> None:
+        shape = (layout.num_layers, 2, num_rows, layout.num_kv_heads, partition.size, layout.head_dim)
         self._tails = torch.zeros(shape, dtype=layout.working_dtype)
         self._starts: list[int | None] = [None] * num_rows
         self._group_rows = group_rows(num_heads // layout.num_kv_heads)
         self._storage_dtype = layout.storage_dtype
+        self._partition = partition
+
+    @property
+    def partition_size(self) -> int:
+        """Tokens of a partition."""
+        return self._partition.size
 
     def forget(self, tail: int) -> None:
         """What this place holds is no longer its slot's."""
@@ -88,10 +101,10 @@ class DecodeTails:
         """Make the open partitions ready and plan the attention of ``members``."""
         for member in members:
             self._open(member)
-        order, runs = plan_runs([member.prefix for member in members], partition_bytes=PARTITION_TOKENS * TOKEN_BYTES)
+        size = self._partition.size
+        order, runs = plan_runs([member.prefix for member in members], partition_bytes=size * TOKEN_BYTES)
         ordered = [members[place] for place in order]
-        offsets = torch.tensor([member.position % PARTITION_TOKENS for member in ordered])
-        places = [member.tail for member in ordered]
+        places, offsets = [member.tail for member in ordered], [member.position % size for member in ordered]
         first, last = min(places), max(places)
         return DecodePlan(
             order=order,
@@ -99,16 +112,17 @@ class DecodeTails:
             kv=[ordered[run.row].kv for run in runs],
             tails=self._tails[:, :, first : last + 1],
             places=torch.tensor(places) - first,
-            offsets=offsets,
-            tail_mask=_tail_mask(offsets, self._tails.dtype),
+            offsets=torch.tensor(offsets),
+            tail_mask=_tail_mask(offsets, size, self._tails.dtype),
             segments=_segments([member.prefix.num_closed for member in ordered]),
             group_rows=self._group_rows,
             storage_dtype=self._storage_dtype,
+            partition=self._partition,
         )
 
     def _open(self, member: DecodeMember) -> None:
         """Have the positions before the member's token, from the last whole partition on, in its place."""
-        start = member.position // PARTITION_TOKENS * PARTITION_TOKENS
+        start = member.position // self._partition.size * self._partition.size
         if self._starts[member.tail] == start:
             return
         self.write_back(member.kv, member.tail, end=start)
@@ -151,14 +165,13 @@ def _scores(queries: Tensor, tail_keys: Tensor, layer: int, plan: DecodePlan) ->
     A row's positions beyond its own whole partitions are not set.
     """
     num_kv_heads, num_rows, group, _ = queries.shape
-    tail, most = plan.tail_mask.shape[2], max(number for _, _, number in plan.segments)
-    scores = queries.new_empty(num_kv_heads, num_rows, group, tail + most * PARTITION_TOKENS)
-    keys = tail_keys.flatten(0, 1)[:, :tail]
-    own = torch.bmm(_by_place(queries, plan), keys.transpose(1, 2))
+    size, tail = plan.partition.size, plan.tail_mask.shape[2]
+    scores = queries.new_empty(num_kv_heads, num_rows, group, tail + max(most for _, _, most in plan.segments) * size)
+    own = torch.bmm(_by_place(queries, plan), tail_keys.flatten(0, 1)[:, :tail].transpose(1, 2))
     scores[..., :tail] = _by_row(own, plan) + plan.tail_mask
     flat_queries, flat_scores = queries.flatten(1, 2), scores.flatten(1, 2)
     for run, kv in zip(plan.runs, plan.kv, strict=True):
-        start, end = run.start * PARTITION_TOKENS, run.end * PARTITION_TOKENS
+        start, end = run.start * size, run.end * size
         rows = slice(run.row * group, (run.row + run.num_rows) * group)
         keys = kv[layer, :num_kv_heads, start:end]
         flat_scores[:, rows, tail + start : tail + end] = torch.bmm(flat_queries[:, rows], keys.transpose(1, 2))
@@ -171,24 +184,32 @@ def _softmax(scores: Tensor, plan: DecodePlan) -> Tensor:
         return torch.softmax(scores, dim=-1)
     tail = plan.tail_mask.shape[2]
     for row, num_rows, num_partitions in plan.segments:
-        own = scores[:, row : row + num_rows, :, : tail + num_partitions * PARTITION_TOKENS]
+        own = scores[:, row : row + num_rows, :, : tail + num_partitions * plan.partition.size]
         own.copy_(torch.softmax(own, dim=-1))
     return scores
 
 
 def _weighted(weights: Tensor, tail_values: Tensor, layer: int, plan: DecodePlan) -> Tensor:
-    """Sum of V, ``[num_kv_heads, rows, group_rows, head_dim]``: of the open partition, then of one after another."""
-    num_kv_heads, _, group, _ = weights.shape
-    tail = plan.tail_mask.shape[2]
-    values = tail_values.flatten(0, 1)[:, :tail]
-    total = _by_row(torch.bmm(_by_place(weights[..., :tail], plan), values), plan).contiguous()
-    flat_weights, flat_total = weights.flatten(1, 2), total.flatten(1, 2)
+    """Sum of V, ``[num_kv_heads, rows, group_rows, head_dim]``: over whole partitions in order, then the open one."""
+    num_kv_heads, num_rows, group, _ = weights.shape
+    tail, head_dim = plan.tail_mask.shape[2], tail_values.shape[-1]
+    total = weights.new_zeros(num_kv_heads, num_rows * group, head_dim)
+    flat_weights = weights.flatten(1, 2)
     for run, kv in zip(plan.runs, plan.kv, strict=True):
         rows = slice(run.row * group, (run.row + run.num_rows) * group)
-        for start in range(run.start * PARTITION_TOKENS, run.end * PARTITION_TOKENS, PARTITION_TOKENS):
-            own = flat_weights[:, rows, tail + start : tail + start + PARTITION_TOKENS]
-            flat_total[:, rows] += torch.bmm(own, kv[layer, num_kv_heads:, start : start + PARTITION_TOKENS])
-    return total
+        for start, end in _pieces(run, plan.partition):
+            own, values = flat_weights[:, rows, tail + start : tail + end], kv[layer, num_kv_heads:, start:end]
+            total[:, rows] = torch.bmm(own, values) if start == 0 else torch.baddbmm(total[:, rows], own, values)
+    of_tails = torch.bmm(_by_place(weights[..., :tail], plan), tail_values.flatten(0, 1)[:, :tail])
+    return total.view(num_kv_heads, num_rows, group, head_dim) + _by_row(of_tails, plan)
+
+
+def _pieces(run: Run, partition: Partition) -> list[tuple[int, int]]:
+    """Positions of a run, ``(start, end)`` for each product: all at once where that sums in order."""
+    size = partition.size
+    if partition.sums_in_order:
+        return [(run.start * size, run.end * size)]
+    return [(place * size, (place + 1) * size) for place in range(run.start, run.end)]
 
 
 def _by_place(rows: Tensor, plan: DecodePlan) -> Tensor:
@@ -203,9 +224,9 @@ def _by_row(places: Tensor, plan: DecodePlan) -> Tensor:
     return places.view(-1, plan.tails.shape[3], *places.shape[1:])[plan.places].transpose(0, 1)
 
 
-def _tail_mask(offsets: Tensor, dtype: torch.dtype) -> Tensor:
-    longest = next(width for width in TAIL_WIDTHS if width > int(offsets.max()))
-    beyond = torch.arange(longest) > offsets.view(-1, 1, 1)
+def _tail_mask(offsets: Sequence[int], size: int, dtype: torch.dtype) -> Tensor:
+    longest = min(max(offsets) // TAIL_STEP * TAIL_STEP + TAIL_STEP, size)
+    beyond = torch.arange(longest) > torch.tensor(offsets).view(-1, 1, 1)
     return torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, float("-inf"))
 
 
@@ -216,37 +237,3 @@ def _segments(num_partitions: Sequence[int]) -> list[tuple[int, int, int]]:
         segments.append((row, num_rows, number))
         row += num_rows
     return segments
-
-
-@torch.inference_mode()
-def rows_are_alone(layout: KvLayout, *, num_heads: int, max_rows: int) -> bool:
-    """Whether on this machine a row of ``attend_decode`` has the same bits whoever shares its partitions."""
-    generator = torch.Generator().manual_seed(PROBE_SEED)
-    probe = replace(layout, num_layers=1)
-    num_tokens = PROBED_PARTITIONS * PARTITION_TOKENS
-    kv = torch.randn(1, 2 * layout.num_kv_heads, num_tokens + PARTITION_TOKENS, layout.head_dim, generator=generator)
-    tokens = bytes(num_tokens * TOKEN_BYTES)
-    members = [
-        DecodeMember(
-            kv.to(layout.working_dtype),
-            place,
-            num_tokens - place % 2 * PARTITION_TOKENS + place * 37 % PARTITION_TOKENS,
-            Prefix(b"", tokens, PROBED_PARTITIONS - place % 2, PROBED_PARTITIONS - place % 2),
-        )
-        for place in range(max_rows)
-    ]
-    query = torch.randn(num_heads, max_rows, layout.head_dim, generator=generator).to(layout.working_dtype)
-    new = torch.randn(2 * layout.num_kv_heads, max_rows, layout.head_dim, generator=generator).to(layout.working_dtype)
-    alone = [_probed(probe, [member], query[:, [row]], new[:, [row]]) for row, member in enumerate(members)]
-    return all(
-        torch.equal(_probed(probe, members[:size], query[:, :size], new[:, :size]), torch.cat(alone[:size], dim=1))
-        for size in range(1, max_rows + 1)
-    )
-
-
-def _probed(layout: KvLayout, members: list[DecodeMember], query: Tensor, key_value: Tensor) -> Tensor:
-    """The attention of ``members``, in their order, on tails of their own."""
-    num_places = max(member.tail for member in members) + 1
-    plan = DecodeTails(layout, num_rows=num_places, num_heads=query.shape[0]).plan(members)
-    attended = attend_decode(query[:, plan.order], key_value[:, plan.order], layer=0, plan=plan)
-    return attended[:, sorted(range(len(plan.order)), key=plan.order.__getitem__)]

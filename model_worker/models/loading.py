@@ -15,13 +15,13 @@ import torch
 
 from model_worker.models.catalog import ModelSource
 from model_worker.models.conversion import cache_folder, converted_folder
-from model_worker.models.decode_attention import DecodeTails, rows_are_alone
+from model_worker.models.decode_attention import DecodeTails, Partition
 from model_worker.models.digest import code_digest, weights_digest
 from model_worker.models.files import CONFIG, check_files, check_gguf
 from model_worker.models.fused import decodes_in_partitions, fuse_layers
 from model_worker.models.layout import KvLayout
 from model_worker.models.linear import activation_dtype, is_packing_supported, pack_linears, packed_linears
-from model_worker.models.partitions import PARTITION_TOKENS
+from model_worker.models.partition_probe import PARTITION_SIZES, pick_partition
 from model_worker.models.rope import check_length, check_rope, freeze_rope
 from model_worker.models.sequential import runnable
 from model_worker.models.tokenizer import PromptTokenizer
@@ -132,24 +132,31 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
     )
 
 
-def decode_tails(model: LoadedModel, *, max_rows: int) -> DecodeTails | None:
-    """Room for the open partitions of ``max_rows`` rows; None where a model's decode attends row by row.
+def probe_partition(model: LoadedModel, *, max_rows: int) -> Partition | None:
+    """How decode attention cuts KV; None where a model's decode attends row by row.
 
     So it does off the CPU, with windows or layers of its own, and where a row would see who shares its partitions.
     """
-    if model.device.type != "cpu" or not decodes_in_partitions(model.causal.model):
+    if not _decodes_in_partitions(model):
         return None
-    num_heads = model.causal.num_heads
-    if not rows_are_alone(model.layout, num_heads=num_heads, max_rows=max_rows):
-        logger.info("decode attends row by row: on this machine a row would see who shares its partitions")
+    return pick_partition(model.layout, num_heads=model.causal.num_heads, max_rows=max_rows)
+
+
+def decode_tails(model: LoadedModel, partition: Partition | None, *, max_rows: int) -> DecodeTails | None:
+    """Room for the open partitions of ``max_rows`` rows."""
+    if partition is None:
         return None
-    return DecodeTails(model.layout, num_rows=max_rows, num_heads=num_heads)
+    return DecodeTails(model.layout, partition, num_rows=max_rows, num_heads=model.causal.num_heads)
+
+
+def _decodes_in_partitions(model: LoadedModel) -> bool:
+    return model.device.type == "cpu" and decodes_in_partitions(model.causal.model)
 
 
 def tails_bytes(model: LoadedModel, *, max_rows: int) -> int:
     """Memory that ``decode_tails`` takes at most."""
-    is_taken = model.device.type == "cpu" and decodes_in_partitions(model.causal.model)
-    return max_rows * model.layout.slot_bytes(PARTITION_TOKENS) if is_taken else 0
+    is_taken = _decodes_in_partitions(model)
+    return max_rows * model.layout.slot_bytes(max(PARTITION_SIZES)) if is_taken else 0
 
 
 def numerics_profile(model: LoadedModel, *, num_threads: int, canary: str) -> dict[str, str]:

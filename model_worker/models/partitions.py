@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-PARTITION_TOKENS = 256
-
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
@@ -25,9 +23,9 @@ class Prefix:
     num_closed: int
 
     @classmethod
-    def unshared(cls, position: int) -> "Prefix":
-        """That of a row at ``position`` which shares nothing."""
-        return cls(b"", b"", 0, position // PARTITION_TOKENS)
+    def of(cls, root: bytes, tokens: bytes, *, num_equal: int, position: int, size: int) -> "Prefix":
+        """That of a row at ``position`` in partitions of ``size`` tokens, of which ``num_equal`` tokens are shared."""
+        return cls(root, tokens, min(num_equal, position) // size, position // size)
 
 
 @dataclass(frozen=True, slots=True)

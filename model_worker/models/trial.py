@@ -93,7 +93,8 @@ class Trial:
         members = []
         for place, row in enumerate(rows):
             tails.forget(place)
-            members.append(DecodeMember(row.kv, place, row.position, Prefix.unshared(row.position)))
+            prefix = Prefix.of(b"", b"", num_equal=0, position=row.position, size=tails.partition_size)
+            members.append(DecodeMember(row.kv, place, row.position, prefix))
         plan = tails.plan(members)
         token_ids, positions = self._padded([rows[place] for place in plan.order], num_padded)
         batch = AttentionBatch((), torch.empty(0), self._storage_dtype, plan)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from model_worker.engine import runner
 from model_worker.engine.request import SamplingParams
-from model_worker.models import decode_attention, partitions
+from model_worker.models import decode_attention, partition_probe, partitions
 from tests.engine.conftest import Start
 from tests.engine.driver import BLOCK_SIZE, Answer, Driver, random_prompt
 
@@ -138,9 +137,7 @@ async def test_answers_grow_past_the_steps_of_a_slot(start: Start) -> None:
 @pytest.fixture
 def read_together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Partitions of 16 tokens, so that short prompts have several; how many rows read one run together."""
-    for module in (partitions, decode_attention, runner):
-        monkeypatch.setattr(module, "PARTITION_TOKENS", 16)
-    monkeypatch.setattr(decode_attention, "TAIL_WIDTHS", (16,))
+    monkeypatch.setattr(partition_probe, "PARTITION_SIZES", (16,))
     plan_runs = partitions.plan_runs
     seen: list[int] = []
 

@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_worker.models.decode_attention import DecodeMember, DecodeTails, attend_decode, rows_are_alone
+from model_worker.models.decode_attention import DecodeMember, DecodeTails, Partition, attend_decode
 from model_worker.models.layout import KvLayout
-from model_worker.models.partitions import PARTITION_TOKENS, Prefix
+from model_worker.models.partition_probe import pick_partition, rows_are_alone
+from model_worker.models.partitions import Prefix
 
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, CAPACITY = 6, 2, 16, 4 * PARTITION_TOKENS
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, SIZE = 6, 2, 16, 256
+CAPACITY = 4 * SIZE
+PARTITION = Partition(SIZE, sums_in_order=False)
 LAYOUT = KvLayout(2, NUM_KV_HEADS, HEAD_DIM, 64, torch.bfloat16, torch.float32)
 
 
@@ -27,10 +30,10 @@ def crowd(*rows: tuple[int, int]) -> list[DecodeMember]:
     shared = torch.randn(shape, generator=generator).to(torch.bfloat16).float()
     return [
         DecodeMember(
-            some_kv(generator, shared, number * PARTITION_TOKENS),
+            some_kv(generator, shared, number * SIZE),
             tail,
             position,
-            Prefix(b"root", bytes(4 * number * PARTITION_TOKENS), number, position // PARTITION_TOKENS),
+            Prefix(b"root", bytes(4 * number * SIZE), number, position // SIZE),
         )
         for tail, (position, number) in enumerate(rows)
     ]
@@ -38,7 +41,7 @@ def crowd(*rows: tuple[int, int]) -> list[DecodeMember]:
 
 def advance(member: DecodeMember) -> DecodeMember:
     position = member.position + 1
-    prefix = replace(member.prefix, num_closed=position // PARTITION_TOKENS)
+    prefix = replace(member.prefix, num_closed=position // SIZE)
     return DecodeMember(member.kv, member.tail, position, prefix)
 
 
@@ -59,7 +62,7 @@ def expected(kv: Tensor, query: Tensor, position: int, *, layer: int) -> Tensor:
 def test_a_crowd_gets_the_values_of_the_plain_formula_over_the_ends_of_partitions() -> None:
     members = crowd((700, 2), (530, 2), (255, 0), (256, 1), (40, 0), (0, 0), (511, 1))
     whole = [member.kv.clone() for member in members]
-    tails, generator = DecodeTails(LAYOUT, num_rows=8, num_heads=NUM_HEADS), torch.Generator().manual_seed(7)
+    tails, generator = DecodeTails(LAYOUT, PARTITION, num_rows=8, num_heads=NUM_HEADS), torch.Generator().manual_seed(7)
     for _ in range(80):
         query = torch.randn(NUM_HEADS, len(members), HEAD_DIM, generator=generator)
         for layer in range(LAYOUT.num_layers):
@@ -78,19 +81,22 @@ def test_a_crowd_gets_the_values_of_the_plain_formula_over_the_ends_of_partition
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(9, 3), (4, 4), (8, 1)])
 def test_rows_are_alone_on_this_machine(num_heads: int, num_kv_heads: int) -> None:
     layout = replace(LAYOUT, num_kv_heads=num_kv_heads, head_dim=64)
-    assert rows_are_alone(layout, num_heads=num_heads, max_rows=9)
+    partition = pick_partition(layout, num_heads=num_heads, max_rows=9)
+    assert partition is not None
+    assert rows_are_alone(layout, partition, num_heads=num_heads, max_rows=9)
 
 
 def test_a_kernel_that_sees_the_number_of_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     multiply = torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda one, other: multiply(one, other) * (1 + 1e-6 * (one.shape[1] > 20)))
-    assert not rows_are_alone(LAYOUT, num_heads=NUM_HEADS, max_rows=8)
+    assert not rows_are_alone(LAYOUT, PARTITION, num_heads=NUM_HEADS, max_rows=8)
+    assert pick_partition(LAYOUT, num_heads=NUM_HEADS, max_rows=8) is None
 
 
 @torch.inference_mode()
 def test_padding_rows_come_out_as_zeros() -> None:
     members = crowd((3, 0), (300, 1))
-    plan = DecodeTails(LAYOUT, num_rows=2, num_heads=NUM_HEADS).plan(members)
+    plan = DecodeTails(LAYOUT, PARTITION, num_rows=2, num_heads=NUM_HEADS).plan(members)
     found = attend_decode(
         torch.ones(NUM_HEADS, 5, HEAD_DIM), torch.ones(2 * NUM_KV_HEADS, 5, HEAD_DIM), layer=0, plan=plan
     )
@@ -101,7 +107,7 @@ def test_padding_rows_come_out_as_zeros() -> None:
 
 @torch.inference_mode()
 def test_a_place_that_was_left_with_nan_does_not_spoil_its_next_owner() -> None:
-    (first, _), tails = crowd((200, 0), (3, 0)), DecodeTails(LAYOUT, num_rows=1, num_heads=NUM_HEADS)
+    (first, _), tails = crowd((200, 0), (3, 0)), DecodeTails(LAYOUT, PARTITION, num_rows=1, num_heads=NUM_HEADS)
     nan = torch.full((2 * NUM_KV_HEADS, 1, HEAD_DIM), float("nan"))
     query = torch.ones(NUM_HEADS, 1, HEAD_DIM)
     assert decode(tails, [first], query, nan, layer=0).isnan().all()
