@@ -56,6 +56,12 @@ class WorkerSettings:
 
     ``max_model_len`` None is the model's own limit, at most 8,192; ``block_size`` None
     is 64 on CPU and 256 on CUDA; ``num_threads`` None is all cores the process may use.
+    An iteration computes at most ``prefill_blocks`` blocks of prompts between two tokens of
+    running streams. Of waiting requests of one priority the one with the longest cached
+    prefix goes first, until another has waited ``max_reorder_wait_s`` seconds. With
+    ``is_recompute_enabled`` an idle worker computes generated tokens again, canonically, for the
+    cache. ``parking_bytes`` of main memory hold the KV of running requests that gave their
+    place to one of higher priority; 0: none does.
     With ``verifies_weights`` the model's files are hashed at this start, whatever is
     remembered of them.
     A value that no worker can have is a ConfigError that names its field.
@@ -70,6 +76,10 @@ class WorkerSettings:
     max_num_seqs: int = 8
     max_waiting: int = 256
     default_max_new_tokens: int = 256
+    prefill_blocks: int = 1
+    max_reorder_wait_s: float = 5.0
+    is_recompute_enabled: bool = True
+    parking_bytes: int = 256 << 20
     block_size: int | None = None
     l1_bytes: int = 1 << 30
     is_cache_enabled: bool = True
@@ -86,16 +96,17 @@ class WorkerSettings:
         for name in ("max_model_len", "block_size", "num_threads"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), least=1)
-        for name in ("max_num_seqs", "default_max_new_tokens"):
+        for name in ("max_num_seqs", "default_max_new_tokens", "prefill_blocks"):
             _check_count(name, getattr(self, name), least=1)
-        for name in ("max_waiting", "l1_bytes"):
+        for name in ("max_waiting", "l1_bytes", "parking_bytes"):
             _check_count(name, getattr(self, name), least=0)
         if (self.num_threads or 0) > MAX_THREADS:
             raise ConfigError(f"num_threads is {self.num_threads}; give at most {MAX_THREADS}")
         if self.tiers.num_tiers and not self.is_cache_enabled:
             raise ConfigError("a disk or Redis tier is given, but caching is off; leave out one of the two")
-        if not 0 <= self.grace_s < math.inf:
-            raise ConfigError(f"grace_s is {self.grace_s}; give seconds from 0 up")
+        for name in ("grace_s", "max_reorder_wait_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give seconds from 0 up")
 
 
 def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:

@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--max-num-seqs", type=_positive, default=8, help="sequences that run at once")
     flags.add_argument("--max-waiting", type=_not_negative, default=256, help="requests that may wait for a slot")
     flags.add_argument("--max-new-tokens", type=_positive, default=256, help="where a request sets none")
+    _add_scheduling_flags(flags)
     flags.add_argument("--l1-bytes", type=_size, default=1 << 30, metavar="SIZE", help="memory for cached blocks")
     flags.add_argument("--block-size", type=_positive, help="tokens in a block; 64 on CPU, 256 on CUDA")
     flags.add_argument("--no-cache", action="store_true", help="cache no prefixes")
@@ -73,6 +74,30 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--log-format", choices=("text", "json"), default="text")
     flags.add_argument("--config", type=Path, metavar="FILE", help="TOML with these settings under [worker]")
     return flags
+
+
+def _add_scheduling_flags(flags: argparse.ArgumentParser) -> None:
+    scheduling = flags.add_argument_group("scheduling")
+    scheduling.add_argument(
+        "--prefill-blocks", type=_positive, default=1, metavar="N", help="blocks of prompts between two decode steps"
+    )
+    scheduling.add_argument(
+        "--max-reorder-wait",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long others with longer cached prefixes may go first",
+    )
+    scheduling.add_argument(
+        "--parking-bytes",
+        type=_size,
+        default=256 << 20,
+        metavar="SIZE",
+        help="memory for requests that give way to a higher priority; 0: none does",
+    )
+    scheduling.add_argument(
+        "--no-recompute", action="store_true", help="do not bring generated tokens into the cache when idle"
+    )
 
 
 def _add_tier_flags(flags: argparse.ArgumentParser) -> None:
@@ -128,6 +153,10 @@ def settings_from(arguments: argparse.Namespace) -> WorkerSettings:
         max_num_seqs=arguments.max_num_seqs,
         max_waiting=arguments.max_waiting,
         default_max_new_tokens=arguments.max_new_tokens,
+        prefill_blocks=arguments.prefill_blocks,
+        max_reorder_wait_s=arguments.max_reorder_wait,
+        parking_bytes=arguments.parking_bytes,
+        is_recompute_enabled=not arguments.no_recompute,
         block_size=arguments.block_size,
         l1_bytes=arguments.l1_bytes,
         is_cache_enabled=not arguments.no_cache,

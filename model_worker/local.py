@@ -3,10 +3,9 @@
 Calls run on the client's event loop, the model on a thread of its own.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from model_worker.config import TierSettings, WorkerSettings
 from model_worker.rpc.backend import Backend
@@ -25,6 +24,10 @@ class LocalSettings(TypedDict, total=False):
     max_num_seqs: int
     max_waiting: int
     default_max_new_tokens: int
+    prefill_blocks: int
+    max_reorder_wait_s: float
+    is_recompute_enabled: bool
+    parking_bytes: int
     block_size: int | None
     l1_bytes: int
     is_cache_enabled: bool
@@ -83,10 +86,17 @@ def _transport(given: LocalSettings) -> LocalTransport:
     unknown = given.keys() - LocalSettings.__annotations__.keys()
     if unknown:
         raise TypeError(f"{min(unknown)!r} is no setting here; there are {', '.join(LocalSettings.__annotations__)}")
-    return LocalTransport(partial(_serving, WorkerSettings(**given)))
+    return LocalTransport(partial(_Serving, WorkerSettings(**given)))
 
 
-@asynccontextmanager
-async def _serving(settings: WorkerSettings) -> AsyncIterator[Backend]:
-    async with running_worker(settings) as worker:
-        yield worker.engine
+class _Serving(AbstractAsyncContextManager[Backend]):
+    """A worker's engine while it runs. No generator: at the end of a program all of these would be closed at once."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._worker = running_worker(settings)
+
+    async def __aenter__(self) -> Backend:
+        return (await self._worker.__aenter__()).engine
+
+    async def __aexit__(self, *fault: Any) -> bool | None:  # noqa: ANN401 - handed on as it is
+        return await self._worker.__aexit__(*fault)

@@ -16,8 +16,9 @@ PROCESS_BYTES = 800 << 20
 class MemoryPlan:
     """Bytes by part.
 
-    ``decode_tails`` are the open partitions of decoding sequences, ``write_queues`` hold blocks on their
-    way to tiers, ``process`` is what Python and torch take.
+    ``decode_tails`` are the open partitions of decoding sequences, ``parking`` is for the KV of sequences
+    that gave their slots up, ``write_queues`` hold blocks on their way to tiers; ``process`` is what Python and
+    torch take.
     """
 
     weights: int
@@ -25,6 +26,7 @@ class MemoryPlan:
     slots: int
     l1: int
     decode_tails: int = 0
+    parking: int = 0
     write_queues: int = 0
     process: int = PROCESS_BYTES
 
@@ -36,6 +38,7 @@ class MemoryPlan:
             "slots": self.slots,
             "l1": self.l1,
             "decode_tails": self.decode_tails,
+            "parking": self.parking,
             "write_queues": self.write_queues,
             "process": self.process,
         }
@@ -51,7 +54,8 @@ class MemoryPlan:
         if total > available:
             raise ConfigError(
                 f"the worker would need {format_size(total)} of memory and {format_size(available)} are available "
-                f"({self.text()}); lower --l1-bytes, --write-queue-bytes, --max-num-seqs or --max-model-len"
+                f"({self.text()}); lower --l1-bytes, --parking-bytes, --write-queue-bytes, --max-num-seqs or "
+                f"--max-model-len"
             )
 
 

@@ -17,9 +17,9 @@ import torch
 from model_worker.config import CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE, WorkerSettings
 from model_worker.engine.admission import EngineLimits
 from model_worker.engine.engine import Engine
-from model_worker.engine.loop import EngineParts
 from model_worker.engine.model_thread import ModelThread
 from model_worker.engine.runner import ModelRunner
+from model_worker.engine.state import EngineParts
 from model_worker.facts import worker_facts
 from model_worker.kv.slots import CellArray, Slot, SlotPool
 from model_worker.memory_plan import MemoryPlan, available_bytes, free_bytes
@@ -174,6 +174,10 @@ def _limits(settings: WorkerSettings, model: LoadedModel) -> EngineLimits:
         max_num_seqs=settings.max_num_seqs,
         max_waiting=settings.max_waiting,
         default_max_new_tokens=settings.default_max_new_tokens,
+        prefill_blocks=settings.prefill_blocks,
+        max_reorder_wait_s=settings.max_reorder_wait_s,
+        is_recompute_enabled=settings.is_recompute_enabled,
+        parking_bytes=settings.parking_bytes,
     )
 
 
@@ -198,6 +202,7 @@ def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> Memo
         slots=slots.total_bytes,
         l1=settings.l1_bytes if settings.is_cache_enabled else 0,
         decode_tails=tails_bytes(model, max_rows=settings.max_num_seqs),
+        parking=settings.parking_bytes,
         write_queues=settings.tiers.num_tiers * settings.tiers.write_queue_bytes,
     )
     plan.check(available_bytes())

@@ -36,7 +36,14 @@ class NamespaceMismatch(PrefixCacheError):
 
 
 class CapacityExceeded(PrefixCacheError):
-    """A bound was reached: a full queue, a budget, a size limit."""
+    """A bound was reached: a full queue, a budget, a size limit.
+
+    ``retry_after_s``: an estimate of the seconds after which the same call may succeed; None: not known.
+    """
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class TierUnavailable(PrefixCacheError):

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 import prefixcache.core
+import prefixcache.sim
 
 CORE = Path(prefixcache.core.__path__[0])
+SIM = Path(prefixcache.sim.__path__[0])
 
 
 def imported_top_levels(source: str) -> set[str]:
@@ -21,6 +23,11 @@ def imported_top_levels(source: str) -> set[str]:
 def test_core_imports_only_the_standard_library_and_xxhash(path: Path) -> None:
     allowed = sys.stdlib_module_names | {"xxhash", "prefixcache"}
     assert imported_top_levels(path.read_text()) <= allowed
+
+
+@pytest.mark.parametrize("path", sorted(SIM.rglob("*.py")), ids=lambda path: path.name)
+def test_the_simulator_s_side_imports_only_the_standard_library(path: Path) -> None:
+    assert imported_top_levels(path.read_text()) <= sys.stdlib_module_names | {"prefixcache"}
 
 
 def test_importing_the_package_imports_no_store() -> None:

@@ -22,7 +22,15 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_figures_and_what_to_lower(
     with pytest.raises(ConfigError) as refused:
         PLAN.check(10**9 - 1)
     message = str(refused.value)
-    for part in ("1 GB of memory", "weights 100 MB", "slots 300 MB", "l1 400 MB", "--l1-bytes", "--max-num-seqs"):
+    for part in (
+        "1 GB of memory",
+        "weights 100 MB",
+        "slots 300 MB",
+        "l1 400 MB",
+        "--l1-bytes",
+        "--parking-bytes",
+        "--max-num-seqs",
+    ):
         assert part in message
 
 

@@ -70,6 +70,7 @@ def test_every_element_of_the_protos_has_a_comment(tmp_path: Path) -> None:
         f"1 to {bounds.MAX_STOP_TEXT_BYTES:,} bytes",
         f"At most {bounds.MAX_STOP_TOKEN_IDS}.",
         f"at least {bounds.MIN_TEMPERATURE}",
+        f"{-bounds.MAX_PRIORITY} to {bounds.MAX_PRIORITY}, higher goes first",
     ],
 )
 def test_comments_give_the_bounds_that_are_checked(figure: str) -> None:

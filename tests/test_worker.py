@@ -164,7 +164,7 @@ def test_the_arena_is_written_by_the_runner_and_seen_by_the_cache(build_tiny: Bu
     slot = built.slots.take()
     built.slots.grow(slot, 8)
     slot.kv.copy_(torch.arange(slot.kv.numel()).view(slot.kv.shape))
-    runner = built.engine._loop._runner
+    runner = built.engine._loop.state.parts.runner
     assert runner._cells is not None
     (cell,) = built.cache.reserve(1)
     runner._cells.store(slot, 0, cell)

@@ -26,7 +26,7 @@ async def test_a_worker_whose_loop_fails_stops_serving(
         if "ready" in capsys.readouterr().out:
             break
         await asyncio.sleep(0.01)
-    monkeypatch.setattr(worker.engine._loop, "_reap", fail)
+    monkeypatch.setattr(worker.engine._loop._endings, "reap", fail)
     worker.engine._loop._wake.set()
     with pytest.raises(InternalError, match="start the worker again"):
         async with asyncio.timeout(30):

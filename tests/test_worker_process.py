@@ -156,6 +156,8 @@ def test_settings_that_cannot_work_end_with_2(start_worker: StartWorker) -> None
         (["--grace=-1"], "-1 is not a number of seconds"),
         (["--grace", "nan"], "nan is not a number of seconds"),
         (["--grace", "inf"], "inf is not a number of seconds"),
+        (["--prefill-blocks", "0"], "0 is not a positive number"),
+        (["--max-reorder-wait=-1"], "-1 is not a number of seconds"),
     ],
 )
 def test_a_bad_flag_ends_with_2_and_what_is_wrong(
@@ -171,13 +173,16 @@ def test_every_flag_reaches_its_setting() -> None:
     flags = (
         "--model m --device cpu --dtype float32 --listen 127.0.0.1:1 --insecure --max-model-len 2 --max-num-seqs 3 "
         "--max-waiting 0 --max-new-tokens 4 --l1-bytes 5kB --block-size 6 --no-cache --threads 7 --grace 8.5 "
-        "--verify-weights --trust-remote-code"
+        "--verify-weights --trust-remote-code --prefill-blocks 9 --max-reorder-wait 0.5 --no-recompute "
+        "--parking-bytes 3MB"
     )
     settings = settings_from(parser().parse_args(flags.split()))
     assert (settings.model, settings.device, settings.dtype, settings.listen) == ("m", "cpu", "float32", "127.0.0.1:1")
     assert (settings.is_insecure, settings.is_cache_enabled, settings.is_remote_code_trusted) == (True, False, True)
     assert (settings.max_model_len, settings.max_num_seqs, settings.max_waiting) == (2, 3, 0)
     assert (settings.default_max_new_tokens, settings.l1_bytes, settings.block_size) == (4, 5000, 6)
+    assert settings.parking_bytes == 3_000_000
+    assert (settings.prefill_blocks, settings.max_reorder_wait_s, settings.is_recompute_enabled) == (9, 0.5, False)
     assert (settings.num_threads, settings.grace_s, settings.verifies_weights) == (7, 8.5, True)
 
 

@@ -18,13 +18,22 @@ LOCAL_TENANT = "local"
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Every bound of the engine."""
+    """Every bound of the engine, and what of it is switched off.
+
+    An iteration computes at most ``prefill_blocks`` blocks of prompts. ``max_reorder_wait_s``: after how
+    many seconds of waiting a request is no longer passed by others with longer cached prefixes.
+    ``parking_bytes`` are for the KV of sequences that gave their slots up.
+    """
 
     block_size: int
     max_model_len: int
     max_num_seqs: int
     max_waiting: int
     default_max_new_tokens: int
+    prefill_blocks: int = 1
+    max_reorder_wait_s: float = 0.0
+    is_recompute_enabled: bool = True
+    parking_bytes: int = 0
 
 
 class Admission:

@@ -15,6 +15,7 @@ from model_worker.kv.slots import Slot, SlotPool
 from prefixcache.cache import BlockCache, Lease, NullCache
 from prefixcache.core.blocks import num_reusable_blocks
 from prefixcache.storage.chain import BlockChain
+from prefixcache.storage.tiered import TierRun
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +25,8 @@ class CanonicalRun:
     ``tokens`` are the token bytes of ``token_ids``, ``root`` the scope root. The run owns
     ``slot`` and ``lease`` from ``Canonical.match`` to ``Canonical.end``; positions
     ``[0, num_computed)`` of the slot hold KV. A run that ``bypasses_cache`` neither takes
-    nor publishes a block.
+    nor publishes a block. ``fetched`` are the
+    blocks of its lease that came from a tier below another.
     """
 
     token_ids: list[int]
@@ -37,6 +39,7 @@ class CanonicalRun:
     num_computed: int = 0
     num_published: int = 0
     chain: BlockChain | None = None
+    fetched: tuple[TierRun, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -60,6 +63,11 @@ class Canonical:
         self._runner = runner
         self._thread = thread
         self._block_size = block_size
+
+    def num_cached(self, run: CanonicalRun) -> int:
+        """How many tokens ``match`` would let the run take from memory now; changes nothing."""
+        reusable = num_reusable_blocks(len(run), self._block_size)
+        return self._cache_of(run).match(run.root, run.tokens, max_blocks=reusable) * self._block_size
 
     def match(self, run: CanonicalRun, slot: Slot) -> int:
         """Give the run its slot and hold what is cached of it; the number of tokens that ``load`` will copy.
@@ -98,6 +106,13 @@ class Canonical:
         cells = run.lease.cells[: run.num_cached // self._block_size]
         await self._thread.run(self._runner.load, run.slot, cells, len(run))
         run.num_computed = run.num_cached
+
+    async def catch_up(self, run: CanonicalRun) -> int:
+        """Copy blocks that others have published past what the run has; the number of tokens this spares it."""
+        num_before = run.num_computed
+        if self.match_again(run) > num_before:
+            await self.load(run)
+        return run.num_computed - num_before
 
     async def advance(self, run: CanonicalRun, sampler: Sampler | None) -> int | None:
         """Compute the next block or the remainder; publish it where it is a new full block.

@@ -17,9 +17,11 @@ from model_worker.engine.admission import EngineLimits
 from model_worker.engine.diagnosis import Diagnosis, MeasuringRoom
 from model_worker.engine.io_pool import IoPool
 from model_worker.engine.listing import list_page
-from model_worker.engine.loop import EngineLoop, EngineParts
+from model_worker.engine.loop import EngineLoop
 from model_worker.engine.request import Event, Finished, GenerateRequest
+from model_worker.engine.room import check_room
 from model_worker.engine.sequence import Phase, Sequence
+from model_worker.engine.state import EngineParts
 from model_worker.engine.statistics import (
     ClearResult,
     EvictResult,
@@ -31,7 +33,6 @@ from model_worker.engine.statistics import (
 )
 from prefixcache.core.blocks import num_reusable_blocks, token_bytes
 from prefixcache.errors import (
-    CapacityExceeded,
     EngineStopped,
     InvalidRequest,
     NotFound,
@@ -108,7 +109,7 @@ class Engine:
         Closing the generator, or cancelling the task that reads it, aborts the request
         within one iteration. Raises InvalidRequest for what the model cannot do and for
         the id of a request that waits or runs, RequestCancelled after ``abort``,
-        CapacityExceeded where the queue is full, EngineStopped while stopping,
+        CapacityExceeded, with when to try again, where the queue is full, EngineStopped while stopping,
         InternalError for faults of the worker.
         """
         sequence = self._submit(request)
@@ -155,7 +156,13 @@ class Engine:
         return {name: num_blocks * size for name, num_blocks in found.items()}
 
     async def warm(
-        self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str, timeout_s: float | None = None
+        self,
+        prompt_token_ids: list[int],
+        *,
+        cache_salt: str,
+        request_id: str,
+        timeout_s: float | None = None,
+        priority: int = 0,
     ) -> WarmResult:
         """Compute the prompt's full blocks that are not cached, as one request; cancelling the task aborts it.
 
@@ -167,7 +174,12 @@ class Engine:
                 "--l1-bytes"
             )
         request = GenerateRequest(
-            request_id, prompt_token_ids, cache_salt=cache_salt, only_warms=True, timeout_s=timeout_s
+            request_id,
+            prompt_token_ids,
+            cache_salt=cache_salt,
+            only_warms=True,
+            timeout_s=timeout_s,
+            priority=priority,
         )
         async with aclosing(self.generate(request)) as events:
             (record,) = [event.record async for event in events if isinstance(event, Finished)]
@@ -262,24 +274,10 @@ class Engine:
                 f"request_id is {request.request_id!r}, which a waiting or running request has; send another or none"
             )
         sequence = self._loop.admission.prepare(request, now=self._clock())
-        self._check_room(len(sequence.samples))
+        check_room(self._loop.scheduler, self._loop.ledger, num_samples=len(sequence.samples))
         self._open[request.request_id] = sequence
         self._loop.enqueue(sequence)
         return sequence
-
-    def _check_room(self, num_samples: int) -> None:
-        num_free, num_waiting = self._loop.scheduler.num_free, self._loop.scheduler.num_waiting
-        if num_samples <= num_free:
-            return
-        self._loop.ledger.requests.refused += 1
-        if num_free > 0:
-            raise CapacityExceeded(
-                f"the queue has room for {num_free} of {num_samples} samples; ask for fewer, try again later or raise "
-                f"--max-waiting"
-            )
-        raise CapacityExceeded(
-            f"the queue is full: {num_waiting} requests wait; try again later or raise --max-waiting"
-        )
 
     def _find(self, request_id: str) -> Sequence | None:
         sequence = self._open.get(request_id)

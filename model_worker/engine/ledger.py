@@ -23,6 +23,10 @@ def percentiles(values: Iterable[float]) -> Percentiles:
     return Percentiles(*(ordered[round(last * share)] for share in (0.5, 0.9, 0.99)))
 
 
+def _learned(known: float | None, measured: float) -> float:
+    return measured if known is None else known + ESTIMATE_WEIGHT * (measured - known)
+
+
 class Ledger:
     """Totals since start and the distributions of the last 1,024 requests."""
 
@@ -34,14 +38,17 @@ class Ledger:
         self._total: deque[float] = deque(maxlen=NUM_RECENT)
         self._loop_lag: deque[float] = deque(maxlen=NUM_RECENT)
         self._prefill_s_per_token: float | None = None
+        self._service_s: float | None = None
         self.fetches: Counter[str] = Counter()
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
         """Count computed prompt tokens and learn what one costs."""
         self._tokens.computed += num_tokens
-        measured = seconds / num_tokens
-        known = self._prefill_s_per_token
-        self._prefill_s_per_token = measured if known is None else known + ESTIMATE_WEIGHT * (measured - known)
+        self._prefill_s_per_token = _learned(self._prefill_s_per_token, seconds / num_tokens)
+
+    def note_service(self, seconds: float) -> None:
+        """Learn how long a sequence has its slot."""
+        self._service_s = _learned(self._service_s, seconds)
 
     def note_lag(self, seconds: float) -> None:
         """Remember how late the loop was."""
@@ -51,6 +58,11 @@ class Ledger:
     def prefill_s_per_token(self) -> float | None:
         """Moving average of what computing one prompt token costs; None before the first."""
         return self._prefill_s_per_token
+
+    @property
+    def service_s(self) -> float | None:
+        """Moving average of the seconds from a sequence's slot to its end; None before the first."""
+        return self._service_s
 
     def saved_s(self, cached_tokens: int, load_s: float) -> float:
         """Estimate of the prefill time that ``cached_tokens`` saved, less what copying them took."""
@@ -76,7 +88,8 @@ class Ledger:
     def tokens(self) -> TokenStats:
         """Token totals now, with the hit rate."""
         totals = self._tokens
-        return replace(totals, hit_rate=totals.cached / totals.prompt if totals.prompt else 0.0)
+        hit_rate = totals.cached / totals.prompt if totals.prompt else 0.0
+        return replace(totals, hit_rate=hit_rate, prefill_s_per_token=self._prefill_s_per_token)
 
     def latency(self) -> LatencyStats:
         """Percentiles now. O(n log n) in the number of remembered requests."""

@@ -66,6 +66,7 @@ class GenerateRequest:
 
     One that ``only_warms`` computes the prompt's full blocks for the cache and generates nothing.
     ``timeout_s``: its caller leaves that many seconds from now, if it is not answered before.
+    ``priority``, -100 to 100: higher goes first.
     """
 
     request_id: str
@@ -77,6 +78,7 @@ class GenerateRequest:
     report_progress: bool = False
     only_warms: bool = False
     timeout_s: float | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model_worker.engine.sampler import Sampler
-from model_worker.kv.slots import CellArray, Slot, SlotPool
+from model_worker.kv.slots import CellArray, ParkedKv, Slot, SlotPool
 from model_worker.models.attention import AttentionBatch, Span
 from model_worker.models.decode_attention import DecodeMember, DecodeTails
 from model_worker.models.loading import LoadedModel
@@ -89,6 +89,19 @@ class ModelRunner:
         if cells:
             assert self._cells is not None
             self._cells.load(cells, slot)
+
+    @torch.inference_mode()
+    def park(self, slot: Slot, num_tokens: int) -> ParkedKv:
+        """Copy the KV of the first ``num_tokens`` tokens of ``slot`` out of it."""
+        if self._tails is not None:
+            self._tails.write_back(slot.kv.flatten(1, 2), slot.index, end=num_tokens)
+        return self._slots.copy_out(slot, num_tokens)
+
+    @torch.inference_mode()
+    def unpark(self, parked: ParkedKv, slot: Slot) -> None:
+        """Copy parked KV to the front of ``slot``."""
+        self._forget_tail(slot)
+        self._slots.copy_in(parked, slot)
 
     @torch.inference_mode()
     def prefill(self, step: PrefillStep) -> int | None:

@@ -14,6 +14,7 @@ from model_worker.engine.canonical import CanonicalRun
 from model_worker.engine.output import OutputText
 from model_worker.engine.request import Event, GenerateRequest, Progress, TokensGenerated
 from model_worker.engine.sampler import Sampler
+from model_worker.kv.slots import ParkedKv
 from prefixcache.accounting import RequestRecord
 from prefixcache.errors import PrefixCacheError
 
@@ -29,6 +30,7 @@ class Phase(Enum):
     READY = "ready"
     PREFILL = "prefill"
     DECODE = "decode"
+    PARKED = "parked"
     ENDED = "ended"
 
 
@@ -93,9 +95,11 @@ class Sequence:
     """State of one sample of a request; ``run`` is the canonical prefill of its prompt and owns slot and lease.
 
     ``samples`` are all of the request, this one at place ``number``; they have one mailbox.
+    ``parked`` is its KV while it has no slot, given up in phase ``parked_in``.
     """
 
     __slots__ = (
+        "admitted_at",
         "arrived_at",
         "fetch",
         "first_token_at",
@@ -105,6 +109,8 @@ class Sequence:
         "number",
         "output_ids",
         "output_text",
+        "parked",
+        "parked_in",
         "phase",
         "prefill_started_at",
         "record",
@@ -119,12 +125,15 @@ class Sequence:
         self.request = request
         self.run = run
         self.arrived_at = arrived_at
+        self.admitted_at: float | None = None
         self.phase = Phase.WAITING
         self.record = RequestRecord(request.request_id, prompt_tokens=len(request.prompt_token_ids))
         self.mailbox = Mailbox()
         self.samples = [self]
         self.number = 0
         self.is_abandoned = False
+        self.parked: ParkedKv | None = None
+        self.parked_in = Phase.WAITING
         self.fetch: asyncio.Task[None] | None = None
         self.output_ids: list[int] = []
         self.prefill_started_at = 0.0
@@ -150,6 +159,21 @@ class Sequence:
         matched_stop = self.output_text.matched_stop or ""
         logprobs = self.sampler.take_logprobs()
         self.mailbox.put(TokensGenerated([token], text, logprobs, self.number, finish_reason, matched_stop))
+
+    @property
+    def can_be_parked(self) -> bool:
+        """Whether it could give its slot up now and go on later: nothing is fetched into its blocks.
+
+        Of several samples none is parked before it has begun: the first must, to tell the reader of all.
+        """
+        if self.phase is Phase.READY and len(self.samples) > 1:
+            return False
+        return self.phase in (Phase.READY, Phase.PREFILL, Phase.DECODE) and not self.is_abandoned
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens from the first on whose KV is in its slot."""
+        return self.next_position if self.output_ids else self.run.num_computed
 
     @property
     def is_request_ended(self) -> bool:

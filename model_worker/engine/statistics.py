@@ -35,6 +35,7 @@ class TokenStats:
     computed: int = 0
     saved_s: float = 0.0
     hit_rate: float = 0.0
+    prefill_s_per_token: float | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +51,11 @@ class EngineStats:
     num_slots: int = 0
     num_busy_slots: int = 0
     dropped_recompute_tokens: int = 0
+    recomputed_tokens: int = 0
+    oldest_wait_s: float = 0.0
+    num_preemptions: int = 0
+    num_parked: int = 0
+    parked_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ MAX_PENDING_RUNS = 256
 class Recomputer:
     """A bounded queue of histories, oldest first, recomputed one block a step.
 
-    Beyond the bound the oldest is dropped and counted. Between two steps ``give_way``
+    Beyond the bound the oldest is dropped; what is dropped or fails is counted. Between two steps ``give_way``
     frees the slot in use; what was published stays, and the run goes on from there.
     """
 
@@ -30,6 +30,7 @@ class Recomputer:
         self._pending: deque[CanonicalRun] = deque()
         self._current: CanonicalRun | None = None
         self.num_dropped_tokens = 0
+        self.num_recomputed_tokens = 0
 
     @property
     def pending_tokens(self) -> int:
@@ -49,8 +50,7 @@ class Recomputer:
         run.num_computed = num_known
         self._pending.append(run)
         if len(self._pending) > MAX_PENDING_RUNS:
-            dropped = self._pending.popleft()
-            self.num_dropped_tokens += len(dropped) - dropped.num_computed
+            self._drop(self._pending.popleft())
 
     async def step(self) -> bool:
         """Work on the oldest history for one operation; whether there was anything to do."""
@@ -68,7 +68,7 @@ class Recomputer:
         if is_done:
             self.give_way()
             if self._pending and self._pending[0] is run:
-                self._pending.popleft()
+                self._drop(self._pending.popleft())
         return True
 
     async def _work(self, run: CanonicalRun) -> bool:
@@ -76,11 +76,18 @@ class Recomputer:
             self._canonical.match(run, self._slots.take())
             assert run.lease is not None
             if run.lease.num_blocks * self._block_size >= len(run):
+                run.num_computed = len(run)
                 return True
             await self._canonical.load(run)
         else:
+            num_before = run.num_computed
             await self._canonical.advance(run, None)
+            self.num_recomputed_tokens += run.num_computed - num_before
         return run.num_computed >= len(run)
+
+    def _drop(self, run: CanonicalRun) -> None:
+        """Count what of a run that leaves the queue was not computed."""
+        self.num_dropped_tokens += len(run) - run.num_computed
 
     def give_way(self) -> None:
         """Free the slot and the hold in use; called between operations alone."""
@@ -90,4 +97,6 @@ class Recomputer:
 
     def forget(self) -> None:
         """Drop everything that is pending; an operation under way ends first and is then given up."""
+        for run in self._pending:
+            self._drop(run)
         self._pending.clear()

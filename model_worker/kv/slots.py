@@ -7,6 +7,7 @@ model thread alone.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,6 +30,19 @@ class Slot:
     @property
     def capacity(self) -> int:
         """Tokens that fit now."""
+        return int(self.kv.shape[3])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParkedKv:
+    """A copy of the first tokens of a slot in main memory, the same bits; private to its sequence."""
+
+    kv: Tensor
+    num_bytes: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV it holds."""
         return int(self.kv.shape[3])
 
 
@@ -74,6 +88,20 @@ class SlotPool:
         grown = self._allocate(min(rounded, self._max_tokens))
         grown[:, :, :, : slot.capacity].copy_(slot.kv)
         slot.kv = grown
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Bytes of the working KV of ``num_tokens`` tokens."""
+        return self._layout.slot_bytes(num_tokens)
+
+    def copy_out(self, slot: Slot, num_tokens: int) -> ParkedKv:
+        """Copy the first ``num_tokens`` tokens of ``slot`` to main memory. Model thread only."""
+        kv = slot.kv[:, :, :, :num_tokens].to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return ParkedKv(kv, self.kv_bytes(num_tokens))
+
+    def copy_in(self, parked: ParkedKv, slot: Slot) -> None:
+        """Copy parked KV to the front of ``slot``. Model thread only."""
+        self.grow(slot, parked.num_tokens)
+        slot.kv[:, :, :, : parked.num_tokens].copy_(parked.kv)
 
     def _allocate(self, num_tokens: int) -> Tensor:
         layout = self._layout

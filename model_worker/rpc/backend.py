@@ -100,7 +100,14 @@ class Backend(Protocol):
         """Say by tier what of a prompt, from token ``num_cached`` on, could be fetched, changing nothing."""
 
     def warm(
-        self, prompt_token_ids: list[int], /, *, cache_salt: str, request_id: str, timeout_s: float | None
+        self,
+        prompt_token_ids: list[int],
+        /,
+        *,
+        cache_salt: str,
+        request_id: str,
+        timeout_s: float | None,
+        priority: int,
     ) -> Awaitable[WarmResult]:
         """Compute a prompt's full blocks for the cache; cancelling the caller aborts it."""
 

@@ -31,6 +31,7 @@ MAX_LOGPROBS: Final = 20
 MAX_SAMPLES: Final = 64
 MAX_LOGIT_BIASES: Final = 300
 MAX_LOGIT_BIAS: Final = 100.0
+MAX_PRIORITY: Final = 100
 
 _SHOWN_CHARS: Final = 60
 
@@ -70,6 +71,11 @@ def check_token_ids(ids: list[int], *, field: str, vocab_size: int) -> None:
 def check_cache_salt(cache_salt: str) -> None:
     """Raise InvalidRequest where the salt is too long; the salt itself is never shown."""
     check_size(cache_salt, field="cache_salt", limit=MAX_CACHE_SALT_BYTES)
+
+
+def check_priority(priority: int) -> None:
+    """Raise InvalidRequest where a priority is out of its bounds."""
+    check_range(priority, field="priority", low=-MAX_PRIORITY, high=MAX_PRIORITY)
 
 
 def check_request_id(request_id: str) -> None:

@@ -1,7 +1,7 @@
 """``PrefixCache``: what callers ask about cached prefixes and do for them."""
 
 from model_worker.rpc.backend import Backend
-from model_worker.rpc.bounds import check_cache_salt
+from model_worker.rpc.bounds import check_cache_salt, check_priority
 from model_worker.rpc.messages import fill
 from model_worker.rpc.prompts import resolve_prompt
 from prefixcache.pb.v1 import cache_pb2, cache_pb2_grpc
@@ -28,6 +28,7 @@ class CacheServicer(cache_pb2_grpc.PrefixCacheServicer):
     async def Warm(self, request: cache_pb2.WarmRequest, context: Context) -> cache_pb2.WarmResponse:  # noqa: N802
         """Bring a prompt into the cache."""
         check_cache_salt(request.cache_salt)
+        check_priority(request.priority)
         max_tokens = self._backend.description.max_model_len - 1
         prompt = await resolve_prompt(request.prompt, self._backend, max_tokens=max_tokens)
         warmed = await self._backend.warm(
@@ -35,5 +36,6 @@ class CacheServicer(cache_pb2_grpc.PrefixCacheServicer):
             cache_salt=request.cache_salt,
             request_id=current_request_id(),
             timeout_s=remaining_s(context),
+            priority=request.priority,
         )
         return fill(cache_pb2.WarmResponse, warmed)

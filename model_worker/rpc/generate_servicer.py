@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from model_worker.engine.request import GenerateRequest
 from model_worker.rpc.backend import Backend
-from model_worker.rpc.bounds import LONG_PROMPT_IDS, check_cache_salt, check_request_id
+from model_worker.rpc.bounds import LONG_PROMPT_IDS, check_cache_salt, check_priority, check_request_id
 from model_worker.rpc.messages import fill, response_of
 from model_worker.rpc.options import check_model, read_sampling, read_stopping
 from model_worker.rpc.prompts import resolve_prompt
@@ -38,6 +38,7 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
         description = self._backend.description
         check_model(request.model, description)
         check_cache_salt(request.cache_salt)
+        check_priority(request.priority)
         sampling = read_sampling(request.sampling, description)
         stopping = read_stopping(request.stopping, description)
         prompt = await resolve_prompt(request.prompt, self._backend, max_tokens=description.max_model_len - 1)
@@ -50,6 +51,7 @@ class GenerateServicer(worker_pb2_grpc.ModelWorkerServicer):
             bypass_prefix_cache=request.bypass_prefix_cache,
             report_progress=request.report_progress,
             timeout_s=remaining_s(context),
+            priority=request.priority,
         )
 
     async def Abort(self, request: worker_pb2.AbortRequest, context: object) -> worker_pb2.AbortResponse:  # noqa: N802

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from prefixcache.cli.abort import abort
+from prefixcache.cli.bench import bench
 from prefixcache.cli.chat import chat
 from prefixcache.cli.clear import clear
 from prefixcache.cli.demo import demo
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for verb in (serve, generate, chat, abort, lookup, warm, stats, ls, evict, clear, doctor, ping, demo):
+for verb in (serve, generate, chat, abort, lookup, warm, stats, ls, evict, clear, doctor, ping, demo, bench):
     app.command(epilog=EPILOG)(exits_by_code(verb))
 
 

@@ -16,6 +16,7 @@ from prefixcache.cli.options import (
     MinPOption,
     OutputFormat,
     PresencePenaltyOption,
+    PriorityOption,
     RawOption,
     RepetitionPenaltyOption,
     SaltOption,
@@ -61,6 +62,7 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the model's end tokens.")] = False,
     cache_salt: SaltOption = "",
     bypass_prefix_cache: BypassOption = False,
+    priority: PriorityOption = 0,
     logprobs: Annotated[
         int | None,
         typer.Option("--logprobs", min=0, max=20, help="Log-probabilities of tokens and of N best; JSON only."),
@@ -103,6 +105,7 @@ def generate(
         "tools": read_tools(tools),
         "cache_salt": cache_salt,
         "bypass_prefix_cache": bypass_prefix_cache,
+        "priority": priority,
         "on_progress": _show_progress if progress else None,
         "model": model,
         "request_id": request_id,

@@ -78,6 +78,9 @@ LogitBiasOption = Annotated[
 MinNewTokensOption = Annotated[
     int, typer.Option("--min-new-tokens", min=0, metavar="N", help="No end or stop token before this many tokens.")
 ]
+PriorityOption = Annotated[
+    int, typer.Option("--priority", min=-100, max=100, help="Higher goes first; waiting makes up for a lower one.")
+]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Equal seeds give equal answers.")]
 
 

@@ -33,6 +33,20 @@ def serve(
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once.")] = None,
     max_waiting: Annotated[int | None, typer.Option(min=0, help="Requests that may wait.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="For requests that set none.")] = None,
+    prefill_blocks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Blocks of prompts between two tokens of running streams.")
+    ] = None,
+    max_reorder_wait: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="How long others with longer cached prefixes may go first."),
+    ] = None,
+    parking_bytes: Annotated[
+        int | None,
+        typer.Option(parser=size_bytes, metavar="SIZE", help="Memory for requests that give way to a higher priority."),
+    ] = None,
+    no_recompute: Annotated[
+        bool, typer.Option("--no-recompute", help="Do not bring generated tokens into the cache when idle.")
+    ] = False,
     l1_bytes: Annotated[
         int | None, typer.Option(parser=size_bytes, metavar="SIZE", help="Memory for cached blocks, such as 2GB.")
     ] = None,
@@ -85,6 +99,10 @@ def serve(
         max_num_seqs=max_num_seqs,
         max_waiting=max_waiting,
         max_new_tokens=max_new_tokens,
+        prefill_blocks=prefill_blocks,
+        max_reorder_wait=max_reorder_wait,
+        parking_bytes=parking_bytes,
+        no_recompute=no_recompute,
         l1_bytes=l1_bytes,
         block_size=block_size,
         no_cache=no_cache,

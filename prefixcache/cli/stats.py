@@ -75,11 +75,15 @@ def _token_pairs(worker: "WorkerStats") -> dict[str, str]:
     return {
         "prompt": f"{counts.prompt:,}",
         "cached": f"{counts.cached:,} ({percent(counts.hit_rate)})",
-        "computed": f"{counts.computed:,}",
+        "computed": f"{counts.computed:,}{_prefill_rate(counts.prefill_s_per_token)}",
         "generated": f"{counts.completion:,}",
         "time saved": duration(counts.saved_s),
         "below memory": _counted(worker.fetches) if worker.tiers else "no tiers",
     }
+
+
+def _prefill_rate(s_per_token: float | None) -> str:
+    return f", {1 / s_per_token:,.0f} a second lately" if s_per_token else ""
 
 
 def _counted(numbers: "Mapping[str, int]") -> str:
@@ -139,10 +143,12 @@ def _namespaces(tier: "TierCounters") -> dict[str, str]:
 
 def _engine_pairs(engine: "EngineCounters") -> dict[str, str]:
     return {
-        "waiting": str(engine.num_waiting),
+        "waiting": f"{engine.num_waiting}, the oldest for {duration(engine.oldest_wait_s)}",
         "running": f"{engine.num_running} of {engine.max_num_seqs}",
+        "parked": f"{engine.num_parked} ({format_size(engine.parked_bytes)}); {engine.num_preemptions:,} gave way",
         "slots": f"{engine.num_busy_slots} busy of {engine.num_slots}, {engine.num_draining_slots} draining",
         "tokens to recompute": f"{engine.pending_recompute_tokens:,}",
+        "recomputed": f"{engine.recomputed_tokens:,}",
         "recompute given up": f"{engine.dropped_recompute_tokens:,}",
         "iterations": f"{engine.num_iterations:,}",
     }

@@ -7,6 +7,7 @@ from prefixcache.cli.options import (
     AddressOption,
     FormatOption,
     OutputFormat,
+    PriorityOption,
     RawOption,
     SaltOption,
     SystemOption,
@@ -25,6 +26,7 @@ def warm(
     raw: RawOption = False,
     tools: ToolsOption = None,
     cache_salt: SaltOption = "",
+    priority: PriorityOption = 0,
     address: AddressOption = DEFAULT_ADDRESS,
     timeout: TimeoutOption = 120.0,
     output: FormatOption = OutputFormat.TEXT,
@@ -32,7 +34,7 @@ def warm(
     """Compute a prompt's full blocks and keep them, so that the first request with it is fast."""
     with connect(address, timeout=timeout) as client:
         prompt = build_prompt(client, text, system=system, raw=raw)
-        warmed = client.warm(prompt, cache_salt=cache_salt, tools=read_tools(tools))
+        warmed = client.warm(prompt, cache_salt=cache_salt, tools=read_tools(tools), priority=priority)
     if output is OutputFormat.JSON:
         print_json(warmed)
         return

@@ -109,10 +109,13 @@ class AsyncClient:
         set_field(request, "cache_salt", cache_salt)
         return read(Lookup, await self._unary(lambda stubs, left: stubs.cache.Lookup(request, timeout=left)))
 
-    async def warm(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Warmed:
+    async def warm(
+        self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = (), priority: int = 0
+    ) -> Warmed:
         """Compute the prompt's full blocks that are not cached and keep them; generates nothing."""
         request = cache_pb2.WarmRequest(prompt=wire_prompt(prompt, tools=tools))
         set_field(request, "cache_salt", cache_salt)
+        set_field(request, "priority", priority)
         return read(Warmed, await self._unary(lambda stubs, left: stubs.cache.Warm(request, timeout=left)))
 
     async def model_info(self) -> ModelInfo:

@@ -64,6 +64,7 @@ def generate_request(prompt: Prompt, settings: GenerateSettings) -> pb.GenerateR
     _extend(request.stopping, "stop_token_ids", settings.stop_token_ids)
     set_field(request, "cache_salt", settings.cache_salt)
     set_field(request, "bypass_prefix_cache", settings.bypass_prefix_cache)
+    set_field(request, "priority", settings.priority)
     request.report_progress = settings.on_progress is not None
     set_field(request, "model", settings.model)
     return request

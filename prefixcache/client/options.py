@@ -23,7 +23,8 @@ class GenerateOptions(TypedDict, total=False):
     a generator of its own. Prefixes are shared only between requests of one ``cache_salt``.
     ``bypass_prefix_cache`` neither takes nor keeps cached prefixes. ``on_progress``
     is called as the prompt is computed, at most once a block, on the client's
-    event loop: it must return soon. ``timeout`` is in seconds for the whole call, retries included.
+    event loop: it must return soon. ``priority``, -100 to 100: higher goes first; a waiting
+    request gains a level every ten seconds. ``timeout`` is in seconds for the whole call, retries included.
     """
 
     max_new_tokens: int | None
@@ -45,6 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     tools: Sequence[Tool]
     cache_salt: str
     bypass_prefix_cache: bool
+    priority: int
     on_progress: Callable[[Progress], object] | None
     model: str
     timeout: float | None
@@ -74,6 +76,7 @@ class GenerateSettings:
     tools: Sequence[Tool] = ()
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
+    priority: int = 0
     on_progress: Callable[[Progress], object] | None = None
     model: str = ""
     timeout: float | None = None

@@ -22,7 +22,10 @@ class RequestCounters:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounters:
-    """Tokens over finished requests; ``hit_rate`` is cached / prompt."""
+    """Tokens over finished requests; ``hit_rate`` is cached / prompt.
+
+    ``prefill_s_per_token`` is what computing a prompt token takes, a moving average; None before the first.
+    """
 
     prompt: int
     cached: int
@@ -30,6 +33,7 @@ class TokenCounters:
     computed: int
     saved_s: float
     hit_rate: float
+    prefill_s_per_token: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """The engine now."""
+    """The engine now; recomputed and dropped tokens and preemptions are counted since start."""
 
     num_waiting: int
     num_running: int
@@ -62,6 +66,11 @@ class EngineCounters:
     num_slots: int
     num_busy_slots: int
     dropped_recompute_tokens: int
+    recomputed_tokens: int = 0
+    oldest_wait_s: float = 0.0
+    num_preemptions: int = 0
+    num_parked: int = 0
+    parked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

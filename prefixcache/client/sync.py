@@ -132,9 +132,9 @@ class Client:
         """Say how much of a prompt is cached now, without changing anything."""
         return self._loop.run(lambda: self._client.lookup(prompt, cache_salt=cache_salt, tools=tools))
 
-    def warm(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = ()) -> Warmed:
+    def warm(self, prompt: Prompt, *, cache_salt: str = "", tools: Sequence[Tool] = (), priority: int = 0) -> Warmed:
         """Compute the prompt's full blocks that are not cached and keep them; generates nothing."""
-        return self._loop.run(lambda: self._client.warm(prompt, cache_salt=cache_salt, tools=tools))
+        return self._loop.run(lambda: self._client.warm(prompt, cache_salt=cache_salt, tools=tools, priority=priority))
 
     def model_info(self) -> ModelInfo:
         """Describe the model served, its limits and its cache identity."""

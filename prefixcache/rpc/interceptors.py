@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from prefixcache.errors import DeadlineExceeded, InvalidRequest
-from prefixcache.rpc.status import REQUEST_ID_KEY, is_request_id, to_status
+from prefixcache.rpc.status import REQUEST_ID_KEY, is_request_id, to_status, trailers_of
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic for type checkers alone
@@ -83,8 +83,7 @@ class _Call:
     @asynccontextmanager
     async def around(self, context: Context) -> AsyncIterator[None]:
         _REQUEST_ID.set(self._request_id)
-        identification = ((REQUEST_ID_KEY, self._request_id),)
-        await context.send_initial_metadata(identification)
+        await context.send_initial_metadata(((REQUEST_ID_KEY, self._request_id),))
         try:
             if has_deadline_passed(context):
                 raise DeadlineExceeded("the deadline passed before the worker began; allow a longer timeout")
@@ -97,7 +96,7 @@ class _Call:
         except Exception as error:  # noqa: BLE001 -- whatever it is becomes a status
             code, message = to_status(error, self._request_id)
             self._note_failure(error, code)
-            await context.abort(code, message, identification)
+            await context.abort(code, message, trailers_of(error, self._request_id))
 
     def _note_end(self, context: Context) -> None:
         is_late = has_deadline_passed(context, slack_s=_DEADLINE_SLACK_S)

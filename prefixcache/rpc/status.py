@@ -6,6 +6,7 @@ the request id in its trailing metadata, which tells it from a broken
 connection.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -15,6 +16,7 @@ import grpc
 from prefixcache import errors
 
 REQUEST_ID_KEY: Final = "x-request-id"
+RETRY_AFTER_KEY: Final = "retry-after-ms"
 MAX_REQUEST_ID_CHARS: Final = 64
 
 # gRPC drops trailing metadata above 8 KiB, and percent-encodes a character to up to 12 bytes.
@@ -48,6 +50,7 @@ ERROR_OF: Final[dict[grpc.StatusCode, type[errors.PrefixCacheError]]] = {
 }
 
 
+_MILLISECONDS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 _REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
 
@@ -70,6 +73,14 @@ def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, s
     return code, message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}…"
 
 
+def trailers_of(error: BaseException, request_id: str) -> tuple[tuple[str, str], ...]:
+    """Give the trailing metadata of a failed call: its id, and where the worker knows it when to try again."""
+    identification = (REQUEST_ID_KEY, request_id)
+    if isinstance(error, errors.CapacityExceeded) and error.retry_after_s is not None:
+        return identification, (RETRY_AFTER_KEY, str(math.ceil(error.retry_after_s * 1000)))
+    return (identification,)
+
+
 def from_rpc_error(error: grpc.RpcError, *, address: str = "") -> errors.PrefixCacheError:
     """Make the exception a user of the client gets for a failed call.
 
@@ -90,7 +101,10 @@ def from_rpc_error(error: grpc.RpcError, *, address: str = "") -> errors.PrefixC
         return errors.RequestCancelled("the call was cancelled before its answer was complete")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not _is_answered(error):
         return errors.CapacityExceeded(_beyond_limit(details, where=where))
-    return ERROR_OF.get(code, errors.InternalError)(details or f"the worker{where} answered {code.name}")
+    message = details or f"the worker{where} answered {code.name}"
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return errors.CapacityExceeded(message, retry_after_s=_retry_after_s(error))
+    return ERROR_OF.get(code, errors.InternalError)(message)
 
 
 def was_never_begun(error: grpc.RpcError) -> bool:
@@ -116,9 +130,19 @@ def _is_answered(error: grpc.RpcError) -> bool:
 
 
 def _has_request_id(error: grpc.RpcError, kind: str) -> bool:
+    return any(key == REQUEST_ID_KEY for key, _ in _metadata(error, kind))
+
+
+def _retry_after_s(error: grpc.RpcError) -> float | None:
+    """Seconds from the trailing metadata; None where there are none, or none that could be meant."""
+    values = (value for key, value in _metadata(error, "trailing_metadata") if key == RETRY_AFTER_KEY)
+    value = next(values, "")
+    return int(value) / 1000 if isinstance(value, str) and _MILLISECONDS.fullmatch(value) else None
+
+
+def _metadata(error: grpc.RpcError, kind: str) -> Iterable[tuple[str, str | bytes]]:
     read = getattr(error, kind, None)
-    metadata: Iterable[tuple[str, str | bytes]] = (read() if read is not None else None) or ()
-    return any(key == REQUEST_ID_KEY for key, _ in metadata)
+    return (read() if read is not None else None) or ()
 
 
 def _code(error: grpc.RpcError) -> grpc.StatusCode:

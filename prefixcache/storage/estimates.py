@@ -28,10 +28,14 @@ class MovingAverage:
         """Take in one value."""
         self.value = value if self.value is None else self.value + WEIGHT * (value - self.value)
 
+    def restart(self, value: float) -> None:
+        """Take ``value`` for all that is known: what went before is old."""
+        self.value = value
+
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds that a half, 90 % and 99 % of the latest calls took at most; zeros before there were two."""
+    """Seconds that a half, 90 % and 99 % of the latest calls took at most; zeros before the first."""
 
     p50_s: float = 0.0
     p90_s: float = 0.0
@@ -50,6 +54,11 @@ class Durations:
         self._latest.append(seconds)
         self._average.add(seconds)
 
+    def restart(self, seconds: float) -> None:
+        """Take in one call after which those before it no longer count for the average."""
+        self._latest.append(seconds)
+        self._average.restart(seconds)
+
     @property
     def average_s(self) -> float | None:
         """Moving average, seconds."""
@@ -58,7 +67,7 @@ class Durations:
     def latency(self) -> Latency:
         """Percentiles of what is remembered. O(n log n)."""
         if len(self._latest) < MIN_FOR_QUANTILES:
-            return Latency()
+            return Latency(*[*self._latest] * 3)
         cuts = quantiles(self._latest, n=100, method="inclusive")
         return Latency(cuts[49], cuts[89], cuts[98])
 
@@ -74,7 +83,7 @@ class FetchDecision:
 
 
 class FetchEstimate:
-    """What one tier's reads cost: seconds a byte, everything from the call to the verified block included."""
+    """What one tier's reads cost: seconds a byte from the call until the bytes are there, checks excluded."""
 
     def __init__(self) -> None:
         self._seconds_per_byte = MovingAverage()
@@ -82,6 +91,10 @@ class FetchEstimate:
     def note_read(self, num_bytes: int, seconds: float) -> None:
         """Take in one read that was answered, or gave up after ``seconds``."""
         self._seconds_per_byte.add(seconds / max(num_bytes, 1))
+
+    def restart(self, num_bytes: int, seconds: float) -> None:
+        """Take in one answered read after which those before it no longer count."""
+        self._seconds_per_byte.restart(seconds / max(num_bytes, 1))
 
     @property
     def bytes_per_s(self) -> float | None:

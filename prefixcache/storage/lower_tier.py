@@ -4,28 +4,39 @@ Every fault of the tier ends here, as a counted miss: what comes out is a number
 blocks that are whole and verified, and never an error. Owner: one event loop.
 """
 
+import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
-from prefixcache.errors import NamespaceMismatch, TierUnavailable
+from prefixcache.errors import TierUnavailable
 from prefixcache.storage.chain import BlockChain
 from prefixcache.storage.estimates import Durations, FetchDecision, FetchEstimate, Latency
-from prefixcache.storage.payload import BadPayload, PayloadHeader, prefix_bytes, verify_parts
+from prefixcache.storage.payload import prefix_bytes
+from prefixcache.storage.received import Received, receive
 from prefixcache.storage.registry import NamespaceEntry, announce, entries
-from prefixcache.storage.tier import Buffer, ReadOutcome, ReadResult, Tier, TierStats, WritableBuffer
+from prefixcache.storage.tier import ReadOutcome, Tier, TierStats, WritableBuffer
 from prefixcache.storage.write_queue import WriteQueue, WriteStats
 
 logger = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
 
+_UNAVAILABLE = ReadOutcome.UNAVAILABLE.value
+
 MAX_KNOWN_BLOCKS = 200_000
 MAX_RENEWED_CHAINS = 10_000
 RENEWALS_PER_LIFE = 4
 PROBE_INTERVAL_S = 30.0
+PIECE_S = 0.1
+LEAST_PIECE_BYTES = 12 * 2**20
+MOST_PIECE_BYTES = 64 * 2**20
+
+# What says nothing of whether a block that was found is still there.
+_NO_FAULTS: Final = (None, ReadOutcome.UNAVAILABLE.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,7 @@ class LowerTier:
         self._tier = tier
         self._options = options
         self._clock = clock
-        self._queue = WriteQueue(tier, max_bytes=options.max_pending_bytes)
+        self._queue = WriteQueue(tier, max_bytes=options.max_pending_bytes, on_lost=self._forget)
         self._estimate = FetchEstimate()
         self._lookups = Durations()
         self._reads = Durations()
@@ -77,66 +88,71 @@ class LowerTier:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._renewed_at: OrderedDict[bytes, float] = OrderedDict()
         self._declined_at: float | None = None
+        self._probe: asyncio.Task[None] | None = None
 
     async def lookup(self, chain: BlockChain, start: int, end: int, *, compute_s_per_block: float | None) -> int:
         """How many of the blocks from ``start`` on are there, without a hole; 0 where the tier does not answer.
 
-        A tier whose answers take longer than computing the blocks is asked now and then only.
+        A tier whose answers take longer than computing the blocks is asked now and then, and nobody waits for it.
         """
-        if not self._is_worth_asking(end - start, compute_s_per_block):
-            self._counts.declined_blocks += end - start
+        hashes = chain.hashes[start:end]
+        if not self._is_worth_asking(len(hashes), compute_s_per_block):
+            self._counts.declined_blocks += len(hashes)
+            if self._may_probe():
+                self._start_probe(self._time_lookup(chain.root, hashes, is_trial=True))
             return 0
-        started_at = self._clock()
-        try:
-            found = await self._tier.lookup(chain.root, chain.hashes[start:end])
-        except TierUnavailable as error:
-            logger.debug("%s was not asked: %s", self.name, error)
-            self._counts.misses["unavailable"] += end - start
+        found = await self._time_lookup(chain.root, hashes)
+        if found is None:
+            self._counts.misses["unavailable"] += len(hashes)
             return 0
-        self._lookups.add(self._clock() - started_at)
-        if start + found < end:
-            self._counts.misses["absent"] += end - start - found
-            self._forget(chain.hashes[start + found : end])
+        self._note_known(hashes[:found])
+        if found < len(hashes):
+            self._counts.misses["absent"] += len(hashes) - found
+            self._forget(hashes[found:])
         return found
 
-    def decide(self, num_blocks: int, *, block_bytes: int, compute_s_per_block: float | None) -> FetchDecision:
-        """Whether to read ``num_blocks``; where it does not pay, a single one is tried every half minute."""
+    def decide(
+        self, chain: BlockChain, start: int, end: int, *, block_bytes: int, compute_s_per_block: float | None
+    ) -> FetchDecision:
+        """Whether to read these blocks; where it does not pay, one is tried now and then, and nobody waits for it."""
+        num_blocks = end - start
         decision = self._estimate.decide(num_blocks, block_bytes=block_bytes, compute_s_per_block=compute_s_per_block)
-        if decision.pays:
-            return decision
-        if self._may_probe():
-            return FetchDecision(True, 1, decision.fetch_s, decision.compute_s)
-        self._counts.declined_blocks += num_blocks
+        if not decision.pays:
+            self._counts.declined_blocks += num_blocks
+            if self._may_probe():
+                self._start_probe(self._time_read(chain, start))
         return decision
 
-    async def read(self, chain: BlockChain, start: int, bodies: Sequence[WritableBuffer]) -> int:
+    async def read(
+        self,
+        chain: BlockChain,
+        start: int,
+        bodies: Sequence[WritableBuffer],
+        *,
+        compute_s_per_block: float | None = None,
+    ) -> int:
         """Read blocks from ``start`` on into ``bodies``; how many leading ones are whole and the blocks asked for.
 
-        What the other bodies hold afterwards is undefined. A cancelled call ends when
-        nothing writes into the bodies any more.
+        Piece by piece: one is checked while the next is on its way, and where that turns out to take longer than
+        computing the rest, no more are read. What the other bodies hold afterwards is undefined. A cancelled call
+        ends when nothing writes into the bodies any more.
         """
-        headers = [chain.header(block) for block in range(start, start + len(bodies))]
-        prefixes = [bytearray(prefix_bytes(header)) for header in headers]
-        hashes = [header.block_hash for header in headers]
-        into = [(prefix, body) for prefix, body in zip(prefixes, bodies, strict=True)]
-        started_at = self._clock()
+        share = self._blocks_per_piece(memoryview(bodies[0]).nbytes)
+        num_good, checking = 0, None
         try:
-            results = await self._tier.read(chain.root, hashes, into)
-        except TierUnavailable as error:
-            logger.debug("%s gave no blocks: %s", self.name, error)
-            self._estimate.note_read(memoryview(bodies[0]).nbytes, self._clock() - started_at)
-            self._counts.misses["unavailable"] += len(bodies)
-            return 0
-        faults = [_fault_of(*found) for found in zip(results, prefixes, bodies, headers, strict=True)]
-        num_good = next((place for place, fault in enumerate(faults) if fault is not None), len(faults))
-        self._note_read([memoryview(body).nbytes for body in bodies], num_good, self._clock() - started_at)
-        self._note_known(hashes[:num_good])
-        if num_good < len(faults):
-            self._counts.misses[str(faults[num_good])] += len(faults) - num_good
-        await self._delete(
-            chain.root, [name for name, fault in zip(hashes, faults, strict=True) if fault == "checksum"]
-        )
-        return num_good
+            for place in range(0, len(bodies), share):
+                if place and not self._goes_on(bodies[place:], compute_s_per_block):
+                    break
+                received = await self._receive(chain, start + place, bodies[place : place + share])
+                num_good += 0 if checking is None else await checking
+                checking = None
+                if received is None or num_good < place:
+                    break
+                checking = asyncio.create_task(self._check(chain.root, received))
+            return num_good + (0 if checking is None else await checking)
+        finally:
+            if checking is not None:
+                checking.cancel()
 
     def offer(self, chain: BlockChain, block: int, body: WritableBuffer) -> None:
         """Queue a block that may not be there; what is known to be there is left alone."""
@@ -155,7 +171,7 @@ class LowerTier:
         renewed_at = self._renewed_at.get(last)
         if renewed_at is not None and now - renewed_at < interval:
             return
-        _remember(self._renewed_at, last, now, MAX_RENEWED_CHAINS)
+        remember(self._renewed_at, last, now, MAX_RENEWED_CHAINS)
         self._queue.renew(chain.root, chain.hashes[:num_blocks], ttl_s=self._options.ttl_s + interval)
 
     async def peek(self, chain: BlockChain, start: int, end: int) -> int:
@@ -213,14 +229,16 @@ class LowerTier:
 
     async def close(self) -> None:
         """End the writes and close the tier."""
+        if self._probe is not None:
+            self._probe.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._probe
         await self._queue.close()
         await self._tier.close()
 
     def _is_worth_asking(self, num_blocks: int, compute_s_per_block: float | None) -> bool:
         lookup_s = self._lookups.average_s
-        if lookup_s is None or compute_s_per_block is None or lookup_s <= num_blocks * compute_s_per_block:
-            return True
-        return self._may_probe()
+        return lookup_s is None or compute_s_per_block is None or lookup_s <= num_blocks * compute_s_per_block
 
     def _may_probe(self) -> bool:
         """Whether a tier that does not pay is due to be tried again."""
@@ -232,18 +250,83 @@ class LowerTier:
         self._declined_at = now
         return True
 
-    def _note_read(self, sizes: list[int], num_good: int, took_s: float) -> None:
+    def _start_probe(self, probe: Coroutine[Any, Any, object]) -> None:
+        """Run ``probe``, which changes what is known of the tier, beside everything else; one at a time."""
+        if self._probe is not None and not self._probe.done():
+            probe.close()
+            return
+        self._probe = asyncio.get_running_loop().create_task(_run(probe), name=f"probe of {self.name}")
+
+    async def _time_lookup(self, root: bytes, hashes: Sequence[bytes], *, is_trial: bool = False) -> int | None:
+        """How many leading blocks are there, None where the tier does not answer."""
+        started_at = self._clock()
+        try:
+            found = await self._tier.lookup(root, hashes)
+        except TierUnavailable as error:
+            logger.debug("%s was not asked: %s", self.name, error)
+            return None
+        note = self._lookups.restart if is_trial else self._lookups.add
+        note(self._clock() - started_at)
+        return found
+
+    async def _time_read(self, chain: BlockChain, block: int) -> None:
+        """Read one block for the time it takes."""
+        header = chain.header(block)
+        into = [bytearray(prefix_bytes(header)), bytearray(header.body_bytes)]
+        started_at = self._clock()
+        try:
+            await self._tier.read(chain.root, [header.block_hash], [into])
+        except TierUnavailable as error:
+            logger.debug("%s does not answer yet: %s", self.name, error)
+        else:
+            self._estimate.restart(header.body_bytes, self._clock() - started_at)
+
+    def _blocks_per_piece(self, block_bytes: int) -> int:
+        """What comes in PIECE_S by the latest reads: each piece has a cost of its own, and a deadline."""
+        likely_bytes = int((self._estimate.bytes_per_s or 0.0) * PIECE_S)
+        return max(min(max(likely_bytes, LEAST_PIECE_BYTES), MOST_PIECE_BYTES) // block_bytes, 1)
+
+    def _goes_on(self, rest: Sequence[WritableBuffer], compute_s_per_block: float | None) -> bool:
+        """Whether reading the rest pays."""
+        block_bytes = memoryview(rest[0]).nbytes
+        return self._estimate.decide(len(rest), block_bytes=block_bytes, compute_s_per_block=compute_s_per_block).pays
+
+    async def _receive(self, chain: BlockChain, start: int, bodies: Sequence[WritableBuffer]) -> Received | None:
+        """The blocks as they came, None where the tier does not answer."""
+        started_at = self._clock()
+        try:
+            received = await receive(self._tier, chain, start, bodies)
+        except TierUnavailable as error:
+            logger.debug("%s gave no blocks: %s", self.name, error)
+            self._estimate.note_read(memoryview(bodies[0]).nbytes, self._clock() - started_at)
+            self._counts.misses["unavailable"] += len(bodies)
+            return None
+        took_s = self._clock() - started_at
         self._reads.add(took_s)
-        self._estimate.note_read(sum(sizes[: max(num_good, 1)]), took_s)
+        self._estimate.note_read(received.num_bytes, took_s)
+        return received
+
+    async def _check(self, root: bytes, received: Received) -> int:
+        """How many leading blocks are good; damaged ones are deleted, and what is not there may be written again."""
+        faults = await received.faults()
+        num_good = next((place for place, fault in enumerate(faults) if fault is not None), len(faults))
         self._counts.hit_blocks += num_good
-        self._counts.read_bytes += sum(sizes[:num_good])
+        self._counts.read_bytes += received.body_bytes(num_good)
+        self._note_known(received.hashes[:num_good])
+        if num_good < len(faults):
+            self._counts.misses[str(faults[num_good])] += len(faults) - num_good
+            self._forget([name for name, fault in zip(received.hashes, faults, strict=True) if fault not in _NO_FAULTS])
+        await self._delete(
+            root, [name for name, fault in zip(received.hashes, faults, strict=True) if fault == "checksum"]
+        )
+        return num_good
 
     def _note_known(self, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes:
-            _remember(self._known, block_hash, None, MAX_KNOWN_BLOCKS)
+            remember(self._known, block_hash, None, MAX_KNOWN_BLOCKS)
 
     def _forget(self, hashes: Sequence[bytes]) -> None:
-        """Take blocks as absent from now on, so that they are written when they are computed again."""
+        """Take blocks as absent from now on, so that they are written, over what is there, when they are computed."""
         for block_hash in hashes:
             self._known.pop(block_hash, None)
 
@@ -251,30 +334,22 @@ class LowerTier:
         """Remove damaged blocks."""
         if not hashes:
             return
-        self._forget(hashes)
         try:
             await self._tier.delete(root, hashes)
         except TierUnavailable as error:
             logger.debug("%s keeps damaged blocks: %s", self.name, error)
 
 
-def _remember(table: OrderedDict[bytes, _Value], key: bytes, value: _Value, limit: int) -> None:
+def remember(table: OrderedDict[bytes, _Value], key: bytes, value: _Value, limit: int) -> None:
+    """Put an entry at the end of ``table``, which keeps its ``limit`` latest."""
     table[key] = value
     table.move_to_end(key)
     if len(table) > limit:
         table.popitem(last=False)
 
 
-def _fault_of(result: ReadResult, prefix: Buffer, body: Buffer, expected: PayloadHeader) -> str | None:
-    """Why a block is not taken; None for the very block that was asked for."""
-    if result.outcome is ReadOutcome.MISSING:
-        return "absent"
-    if result.outcome is not ReadOutcome.READ:
-        return str(result.outcome.value)
+async def _run(probe: Coroutine[Any, Any, object]) -> None:
     try:
-        verify_parts(prefix, body, expected=expected)
-    except NamespaceMismatch:
-        return "namespace"
-    except BadPayload as fault:
-        return fault.reason.value
-    return None
+        await probe
+    except Exception:
+        logger.exception("a probe failed")

@@ -26,6 +26,7 @@ from prefixcache.storage.tier import Buffer, ReadOutcome, ReadResult, WritableBu
 
 MAX_SKIPPED_BYTES: Final = 2**20
 MAX_UNANSWERED: Final = 2
+LEAST_WINDOW: Final = 3
 MAX_WINDOW: Final = 16
 FASTEST_BYTES_PER_S: Final = 4e9
 WORTH_WAITING: Final = 0.25
@@ -35,6 +36,7 @@ Reply: TypeAlias = int | bytes | list[Any] | ResponseError | None
 
 # Not about one key: nothing on this node would be answered now.
 _NODE_FAULTS: Final = (ClusterDownError, NoPermissionError, ReadOnlyError)
+_LINE_END: Final = b"\r\n"
 _MISSING: Final = ReadResult(ReadOutcome.MISSING, 0)
 
 
@@ -121,8 +123,8 @@ class InPlace:
     def fetch(self, commands: Sequence[FetchCommand], deadline: Deadline, results: list[object]) -> None:
         """Read values; each command's place in ``results`` becomes a ReadResult or an error.
 
-        Sizes are asked first: a value that does not fit is never sent. From a far server several
-        values are asked for ahead; a near one is slower the more it has to send.
+        Sizes are asked first: a value that does not fit is never sent. Some values are asked for ahead, so that the
+        server copies one while another is received, and from a far server several more.
         """
         wanted = self._those_that_fit(commands, deadline, results)
         wire = self._wire(deadline)
@@ -185,10 +187,9 @@ class InPlace:
             if num_bytes > MAX_SKIPPED_BYTES:
                 raise BadReply(f"a value of {num_bytes} bytes came where {command.num_bytes} were expected")
             wire.skip(num_bytes)
-        else:
-            for buffer in command.into:
-                wire.receive(buffer)
-        if wire.read_line(expected_bytes=2):
+        end = bytearray(len(_LINE_END))
+        wire.receive([end] if num_bytes != command.num_bytes else [*command.into, end])
+        if end != _LINE_END:
             raise BadReply("a value does not end where its length says")
         is_read = num_bytes == command.num_bytes
         return ReadResult(ReadOutcome.READ if is_read else ReadOutcome.WRONG_SIZE, num_bytes)
@@ -204,8 +205,8 @@ def _length_in(line: bytes) -> int:
 
 
 def _window(round_trip_s: float, took_s: float) -> int:
-    """How many values to have under way where one takes ``took_s`` to receive: one, if waiting for it is short."""
-    return min(1 + int(round_trip_s / max(WORTH_WAITING * took_s, 1e-6)), MAX_WINDOW)
+    """How many values to have under way where one takes ``took_s`` to receive: few, if waiting for it is short."""
+    return min(LEAST_WINDOW + int(round_trip_s / max(WORTH_WAITING * took_s, 1e-6)), MAX_WINDOW)
 
 
 def _was_stored(reply: Reply) -> object:
@@ -219,7 +220,24 @@ class TcpConnection(InPlace, Connection):
     """Plain TCP."""
 
 
-class TlsConnection(InPlace, SSLConnection):
+class Settled:
+    """Mixed into TLS connections: a new one has nothing unread.
+
+    A server sends session tickets after the handshake, and redis-py's pool takes unread bytes for replies
+    out of step; what was read up to the answer of a PING has them behind it.
+    """
+
+    send_command: Any
+    read_response: Any
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        """Introduce the connection, and read all that came meanwhile."""
+        super().on_connect_check_health(check_health=check_health)  # type: ignore[misc]
+        self.send_command("PING", check_health=False)
+        self.read_response()
+
+
+class TlsConnection(Settled, InPlace, SSLConnection):
     """TCP with TLS."""
 
 
@@ -231,5 +249,5 @@ class SentinelTcpConnection(InPlace, SentinelManagedConnection):
     """Plain TCP to the master the sentinels name."""
 
 
-class SentinelTlsConnection(InPlace, SentinelManagedSSLConnection):
+class SentinelTlsConnection(Settled, InPlace, SentinelManagedSSLConnection):
     """TLS to the master the sentinels name."""

@@ -9,7 +9,6 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Final
 
 from prefixcache.storage.tier import Buffer, WritableBuffer
@@ -22,6 +21,7 @@ _LINE_READ_BYTES: Final = 64
 _SKIP_BYTES: Final = 65_536
 _SMALL_BYTES: Final = 16_384
 _TIME_LIMIT: Final = struct.Struct("@ll")
+_LATE_S: Final = 0.01
 
 
 class BadReply(OSError):
@@ -54,6 +54,7 @@ class Wire:
         self._deadline = deadline
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         self._rest = b""
+        self._limits_s: dict[int, float] = {}
 
     @property
     def has_rest(self) -> bool:
@@ -65,24 +66,19 @@ class Wire:
         views = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
         if self._is_tls:
             views = _join_small(views)
-        place = 0
-        while place < len(views):
-            num_sent = self._send_some(views[place : place + MAX_PARTS_AT_ONCE])
-            while place < len(views) and num_sent >= views[place].nbytes:
-                num_sent -= views[place].nbytes
-                place += 1
-            if num_sent:
-                views[place] = views[place][num_sent:]
+        while views:
+            _take_away(views, self._send_some(views[:MAX_PARTS_AT_ONCE]))
 
-    def receive(self, buffer: WritableBuffer) -> None:
-        """Fill ``buffer`` wholly."""
-        view = memoryview(buffer).cast("B")
-        taken = self._rest[: view.nbytes]
-        self._rest = self._rest[len(taken) :]
-        view[: len(taken)] = taken
-        view = view[len(taken) :]
-        while view.nbytes:
-            view = view[self._receive_some(view) :]
+    def receive(self, buffers: Sequence[WritableBuffer]) -> None:
+        """Fill all of them wholly, one after another."""
+        views = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
+        while self._rest and views:
+            taken = self._rest[: views[0].nbytes]
+            self._rest = self._rest[len(taken) :]
+            views[0][: len(taken)] = taken
+            _take_away(views, len(taken))
+        while views:
+            _take_away(views, self._receive_some(views))
 
     def read_line(self, *, expected_bytes: int) -> bytes:
         """One line without its end; no more is taken from the socket where it has the expected length with its end.
@@ -94,7 +90,7 @@ class Wire:
                 raise BadReply(f"a reply's line is longer than {MAX_LINE_BYTES} bytes")
             missing = expected_bytes - len(self._rest)
             piece = bytearray(missing if missing > 0 else _LINE_READ_BYTES)
-            self._rest += piece[: self._receive_some(memoryview(piece), whole=False)]
+            self._rest += piece[: self._receive_some([memoryview(piece)], whole=False)]
         line, self._rest = self._rest[:end], self._rest[end + len(_LINE_END) :]
         return line
 
@@ -103,7 +99,7 @@ class Wire:
         scratch = memoryview(bytearray(min(num_bytes, _SKIP_BYTES)))
         while num_bytes > 0:
             part = scratch[:num_bytes]
-            self.receive(part)
+            self.receive([part])
             num_bytes -= part.nbytes
 
     def _send_some(self, views: Sequence[memoryview]) -> int:
@@ -112,18 +108,18 @@ class Wire:
             return self._sock.send(views[0])
         self._limit(socket.SO_SNDTIMEO)
         try:
-            return self._sock.sendmsg(islice(views, MAX_PARTS_AT_ONCE))
+            return self._sock.sendmsg(views)
         except BlockingIOError as error:
             raise TimeoutError("the deadline passed while sending") from error
 
-    def _receive_some(self, view: memoryview, *, whole: bool = True) -> int:
+    def _receive_some(self, views: Sequence[memoryview], *, whole: bool = True) -> int:
         if self._is_tls:
             self._sock.settimeout(self._deadline.left_s())
-            num_bytes = self._sock.recv_into(view)
+            num_bytes = self._sock.recv_into(views[0])
         else:
             self._limit(socket.SO_RCVTIMEO)
             try:
-                num_bytes = self._sock.recv_into(view, view.nbytes, socket.MSG_WAITALL if whole else 0)
+                num_bytes = self._sock.recvmsg_into(views[:MAX_PARTS_AT_ONCE], 0, socket.MSG_WAITALL if whole else 0)[0]
             except BlockingIOError as error:
                 raise TimeoutError("the deadline passed while receiving") from error
         if num_bytes == 0:
@@ -131,9 +127,28 @@ class Wire:
         return num_bytes
 
     def _limit(self, option: int) -> None:
-        left_us = max(int(self._deadline.left_s() * 1e6), 1)
+        """Let the kernel wait no longer than until the deadline, or _LATE_S later: each new limit takes a while.
+
+        Replies that redis-py reads in between leave a time limit of Python's own on the socket.
+        """
+        left_s = self._deadline.left_s()
+        if self._sock.gettimeout() is None and left_s + _LATE_S > self._limits_s.get(option, float("inf")):
+            return
+        left_us = max(int(left_s * 1e6), 1)
         self._sock.settimeout(None)
         self._sock.setsockopt(socket.SOL_SOCKET, option, _TIME_LIMIT.pack(*divmod(left_us, 1_000_000)))
+        self._limits_s[option] = left_s
+
+
+def _take_away(views: list[memoryview], num_bytes: int) -> None:
+    """Take the first ``num_bytes`` off the views."""
+    place = 0
+    while place < len(views) and num_bytes >= views[place].nbytes:
+        num_bytes -= views[place].nbytes
+        place += 1
+    del views[:place]
+    if num_bytes:
+        views[0] = views[0][num_bytes:]
 
 
 def _join_small(views: Sequence[memoryview]) -> list[memoryview]:

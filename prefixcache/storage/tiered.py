@@ -14,7 +14,7 @@ from enum import Enum
 
 from prefixcache.storage.chain import BlockChain
 from prefixcache.storage.estimates import FetchDecision
-from prefixcache.storage.lower_tier import LowerTier, LowerTierStats
+from prefixcache.storage.lower_tier import LowerTier, LowerTierStats, remember
 from prefixcache.storage.registry import NamespaceEntry
 from prefixcache.storage.tier import WritableBuffer
 
@@ -58,7 +58,7 @@ class TieredStore:
         self, chain: BlockChain, start: int, end: int, *, compute_s_per_block: float | None = None
     ) -> list[TierRun]:
         """Runs of blocks from ``start`` on that are present, one after another without a hole; renews nothing."""
-        self._note_root(chain.root)
+        remember(self._roots, chain.root, None, MAX_ROOTS)
         runs = []
         for tier in self._tiers:
             if start == end:
@@ -69,21 +69,33 @@ class TieredStore:
                 start += found
         return runs
 
-    def decide(self, run: TierRun, *, block_bytes: int, compute_s_per_block: float | None) -> FetchDecision:
+    def decide(
+        self, run: TierRun, chain: BlockChain, *, block_bytes: int, compute_s_per_block: float | None
+    ) -> FetchDecision:
         """Whether reading ``run`` pays against computing it, by the tier's latest reads."""
-        num_blocks = run.end - run.start
-        return run.tier.decide(num_blocks, block_bytes=block_bytes, compute_s_per_block=compute_s_per_block)
+        return run.tier.decide(
+            chain, run.start, run.end, block_bytes=block_bytes, compute_s_per_block=compute_s_per_block
+        )
 
-    async def read(self, run: TierRun, chain: BlockChain, bodies: Sequence[WritableBuffer]) -> int:
-        """Read the first ``len(bodies)`` blocks of ``run``; how many leading ones are verified.
+    async def read(
+        self,
+        run: TierRun,
+        chain: BlockChain,
+        bodies: Sequence[WritableBuffer],
+        *,
+        compute_s_per_block: float | None = None,
+    ) -> int:
+        """Read the first ``len(bodies)`` blocks of ``run``, as far as it pays; how many leading ones are verified."""
+        return await run.tier.read(chain, run.start, bodies, compute_s_per_block=compute_s_per_block)
 
-        They are offered to the tiers nearer than the run's.
-        """
-        num_good = await run.tier.read(chain, run.start, bodies)
-        for tier in self._tiers[: self._tiers.index(run.tier)]:
-            for place in range(num_good):
-                tier.offer(chain, run.start + place, bodies[place])
-        return num_good
+    def has_nearer(self, tier: LowerTier) -> bool:
+        """Whether ``note_fetched`` would offer what came from ``tier`` to anybody."""
+        return self._tiers[0] is not tier
+
+    def note_fetched(self, tier: LowerTier, chain: BlockChain, block: int, body: WritableBuffer) -> None:
+        """A block that came from ``tier`` is in L1: offer it to the tiers nearer than that."""
+        for nearer in self._tiers[: self._tiers.index(tier)]:
+            nearer.offer(chain, block, body)
 
     def note_published(self, chain: BlockChain, block: int, body: WritableBuffer) -> None:
         """A block was computed and published in L1."""
@@ -155,13 +167,7 @@ class TieredStore:
                 await tier.announce(own)
             await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
-    def _note_root(self, root: bytes) -> None:
-        self._roots[root] = None
-        self._roots.move_to_end(root)
-        if len(self._roots) > MAX_ROOTS:
-            self._roots.popitem(last=False)
-
     def _offer(self, chain: BlockChain, block: int, body: WritableBuffer) -> None:
-        self._note_root(chain.root)
+        remember(self._roots, chain.root, None, MAX_ROOTS)
         for tier in self._tiers:
             tier.offer(chain, block, body)

@@ -8,7 +8,7 @@ written. Owner: the loop that made it.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -71,10 +71,14 @@ class _Bodies:
 
 
 class WriteQueue:
-    """Writes and renewals for ``tier``, done in order in the background; at most ``max_bytes`` of bodies wait."""
+    """Writes and renewals for ``tier``, done in order in the background; at most ``max_bytes`` of bodies wait.
 
-    def __init__(self, tier: Tier, *, max_bytes: int) -> None:
+    ``on_lost`` is told the hashes of blocks that were queued and not written.
+    """
+
+    def __init__(self, tier: Tier, *, max_bytes: int, on_lost: Callable[[Sequence[bytes]], None]) -> None:
         self._tier = tier
+        self._on_lost = on_lost
         self._max_bytes = max_bytes
         self._jobs: deque[_Write | _Renewal | _Clear] = deque()
         self._num_renewals = 0
@@ -116,7 +120,7 @@ class WriteQueue:
             self._jobs.remove(job)
             self.stats.pending_bytes -= len(job.body)
             self._bodies.free.append(job.body)
-        self.stats.dropped_blocks += len(dropped)
+        self._note_lost(dropped)
         clearing = _Clear(root, asyncio.get_running_loop().create_future())
         self._jobs.appendleft(clearing)
         self._begin_work()
@@ -191,11 +195,15 @@ class WriteQueue:
         finally:
             self.stats.written_blocks += num_written
             self.stats.written_bytes += sum(len(write.body) for write in writes[:num_written])
-            self.stats.dropped_blocks += len(writes) - num_written
+            self._note_lost(writes[num_written:])
             self.stats.pending_bytes -= min(sum(len(write.body) for write in writes), self.stats.pending_bytes)
             for write in writes:
                 write.entry = _NO_ENTRY
                 self._bodies.free.append(write.body)
+
+    def _note_lost(self, writes: list[_Write]) -> None:
+        self.stats.dropped_blocks += len(writes)
+        self._on_lost([write.entry.block_hash for write in writes])
 
     async def _clear(self, job: _Clear) -> None:
         try:

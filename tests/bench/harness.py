@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,23 +22,28 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from model_worker.config import WorkerSettings
+from model_worker.engine.model_thread import ModelThread
 from model_worker.models.catalog import resolve
 from model_worker.models.conversion import cache_folder, converted_folder
 from model_worker.rpc.server import Server
-from model_worker.worker import Worker, build, tune_process
+from model_worker.tiers import open_store
+from model_worker.worker import Worker, build_on, tune_process
 from prefixcache import Client
+from prefixcache.storage.tiered import TieredStore
 
 Result = TypeVar("Result")
 
 COPY_BYTES = 256 << 20
+CONSOLE_COLUMNS = 160
 
 
 class ServedWorker:
-    """A worker and its gRPC server on a loop of their own thread; ``client`` is connected to it."""
+    """A worker and its gRPC server on a loop of their own thread; ``client`` is connected to it, ``store`` below it."""
 
-    def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop, client: Client) -> None:
+    def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop, client: Client, store: TieredStore) -> None:
         self.worker = worker
         self.client = client
+        self.store = store
         self._loop = loop
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -60,13 +66,18 @@ class ServedWorker:
 
 
 @contextmanager
-def served(settings: WorkerSettings) -> Iterator[ServedWorker]:
-    """Build and serve a worker on a free loopback port in this process."""
-    worker = build(settings)
-    tune_process()
+def served(settings: WorkerSettings, *, model_thread: ModelThread | None = None) -> Iterator[ServedWorker]:
+    """Build and serve a worker on a free loopback port in this process.
+
+    Workers that are measured in turns share a ``model_thread``, and with it one OpenMP team.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
+    store = asyncio.run_coroutine_threadsafe(open_store(settings.tiers), loop).result()
+    model_thread = model_thread or ModelThread()
+    worker = model_thread.call(partial(build_on, model_thread, settings, store=store))
+    tune_process()
 
     async def start() -> tuple[Server, str]:
         await worker.engine.start()
@@ -80,7 +91,7 @@ def served(settings: WorkerSettings) -> Iterator[ServedWorker]:
     server, address = asyncio.run_coroutine_threadsafe(start(), loop).result()
     try:
         with Client(address, timeout=600.0) as client:
-            yield ServedWorker(worker, loop, client)
+            yield ServedWorker(worker, loop, client, store)
     finally:
         asyncio.run_coroutine_threadsafe(stop(server), loop).result()
         loop.call_soon_threadsafe(loop.stop)
@@ -152,11 +163,15 @@ def report(rows: Sequence[Mapping[str, float | str]], notes: dict[str, object], 
     if output == "json":
         print(json.dumps({"machine": machine(), **notes, "rows": rows}, indent=1))
         return
-    table = Table()
+    print_table(rows)
+    Console(width=CONSOLE_COLUMNS).print({**machine(), **notes})
+
+
+def print_table(rows: Sequence[Mapping[str, float | str]], *, title: str | None = None) -> None:
+    """Print rows of figures that all have the same columns."""
+    table = Table(title=title)
     for name in rows[0]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(value if isinstance(value, str) else f"{value:.4g}" for value in row.values()))
-    console = Console(width=160)
-    console.print(table)
-    console.print({**machine(), **notes})
+    Console(width=CONSOLE_COLUMNS).print(table)

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from prefixcache import DeadlineExceeded, EngineStopped, InternalError, InvalidRequest, PrefixCacheError
+from prefixcache import (
+    CapacityExceeded,
+    DeadlineExceeded,
+    EngineStopped,
+    InternalError,
+    InvalidRequest,
+    PrefixCacheError,
+)
 from prefixcache.pb.v1 import worker_pb2
 from tests.cli.conftest import Run, Spawn
 from tests.fakes.recording_servicer import RecordingServicer, finished_stream
@@ -70,6 +77,7 @@ def test_every_option_is_sent(run: Run, servicer: RecordingServicer) -> None:
     options = "--max-new-tokens 5 --temperature 0.5 --top-k 3 --top-p 0.25 --seed 7 --stop A --stop B"
     more = "--stop-token-id 8 --ignore-eos --cache-salt s --model m --timeout 9 --min-new-tokens 2 --min-p 0.125"
     logits = (
+        "--priority -3 "
         "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -1 --logit-bias 4=2.5 --logit-bias 5=-9"
     )
     assert run("generate", "hi", *options.split(), *more.split(), *logits.split()).exit_code == 0
@@ -81,6 +89,7 @@ def test_every_option_is_sent(run: Run, servicer: RecordingServicer) -> None:
     assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.125, 1.5, 2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
     assert not request.bypass_prefix_cache
+    assert request.priority == -3
     assert dict(sampling.logit_bias) == {4: 2.5, 5: -9}
     left_s = servicer.calls[-1].timeout_s
     assert left_s is not None
@@ -157,6 +166,13 @@ def test_an_error_is_one_line_on_stderr_and_an_exit_code(
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_full_worker_is_told_with_when_to_try_again(run: Run, servicer: RecordingServicer) -> None:
+    message = "the queue is full: 3 requests wait; try again in about 2.5 s or raise --max-waiting"
+    servicer.script("Generate", [CapacityExceeded(message, retry_after_s=2.5)])
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stderr) == (1, f"error: {message}\n")
 
 
 def test_an_absent_worker_is_exit_code_3(run: Run) -> None:

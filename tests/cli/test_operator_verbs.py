@@ -32,6 +32,7 @@ VERBS = [
     "doctor",
     "ping",
     "demo",
+    "bench",
 ]
 
 
@@ -40,9 +41,20 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
         model="tiny",
         uptime_s=3700,
         resident_bytes=1_500_000_000,
-        tokens=admin_pb2.TokenStats(prompt=12345, cached=6172, hit_rate=0.49996, saved_s=12.3),
+        tokens=admin_pb2.TokenStats(
+            prompt=12345, cached=6172, hit_rate=0.49996, saved_s=12.3, computed=99, prefill_s_per_token=0.002
+        ),
         cache=admin_pb2.CacheStats(is_enabled=True, used_bytes=2_000_000, capacity_bytes=4_000_000_000, block_size=64),
-        engine=admin_pb2.EngineStats(num_running=2, max_num_seqs=8),
+        engine=admin_pb2.EngineStats(
+            num_running=2,
+            max_num_seqs=8,
+            num_waiting=5,
+            oldest_wait_s=1.5,
+            num_parked=3,
+            parked_bytes=9_000_000,
+            num_preemptions=1234,
+            recomputed_tokens=7777,
+        ),
         requests=admin_pb2.RequestStats(deadline_exceeded=31),
         failed_calls={"NOT_FOUND": 1, "INVALID_ARGUMENT": 2000},
         latency=admin_pb2.LatencyStats(ttft=admin_pb2.Percentiles(p50_s=0.025, p90_s=0.5, p99_s=1.5)),
@@ -66,7 +78,11 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
     "text",
     [
         "12,345",
+        "99, 500 a second lately",
         "1 declined, 3 fetched",
+        "5, the oldest for 1.5 s",
+        "3 (9 MB); 1,234 gave way",
+        "7,777",
         "12 blocks (7 MB, 1.5 GB/s)",
         "4 absent, 1 checksum",
         "127.0.0.1:6379 half_open",
@@ -137,10 +153,11 @@ def test_a_prompt_shorter_than_a_block_is_said_to_be(
 def test_warm_sends_what_generate_would_send_and_says_what_it_did(run: Run, servicer: RecordingServicer) -> None:
     counts = {"prompt_tokens": 140, "computed_prompt_tokens": 64, "cached_blocks": 2, "num_blocks": 2, "block_size": 64}
     servicer.script("Warm", cache_pb2.WarmResponse(**counts))
-    said = run("warm", "hi", "--system", "s", "--cache-salt", "x").stdout
+    said = run("warm", "hi", "--system", "s", "--cache-salt", "x", "--priority", "9").stdout
     assert said == "64 of 140 prompt tokens computed; 2 of 2 full blocks of 64 tokens are cached\n"
     request = servicer.requests("Warm")[0]
     assert ([turn.role for turn in request.prompt.chat.messages], request.cache_salt) == (["system", "user"], "x")
+    assert request.priority == 9
     assert json.loads(run("warm", "hi", "--format", "json").stdout)["num_blocks"] == 2
 
 

@@ -91,6 +91,9 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
         "--max-num-seqs": "2",
         "--max-waiting": "3",
         "--max-new-tokens": "9",
+        "--prefill-blocks": "4",
+        "--max-reorder-wait": "1.5",
+        "--parking-bytes": "3MB",
         "--grace": "2.5",
         "--l1-bytes": "1GB",
         "--block-size": "16",
@@ -114,11 +117,13 @@ def test_flags_are_passed_through_and_sizes_become_bytes(spawn: Spawn, record: P
         "--tier-ttl": "60.0",
     }
     in_bytes = {"--l1-bytes": "1000000000", "--disk-bytes": "20000000000", "--write-queue-bytes": "5000000"}
-    start(spawn, *(word for pair in flags.items() for word in pair), "--no-cache", "--insecure", "--trust-remote-code")
+    in_bytes["--parking-bytes"] = "3000000"
+    switches = ["--no-cache", "--no-recompute", "--insecure", "--trust-remote-code"]
+    start(spawn, *(word for pair in flags.items() for word in pair), *switches)
     passed = json.loads(record.read_text())["flags"]
     for name, value in {**flags, **in_bytes, "--model": "fake", "--listen": "127.0.0.1:0"}.items():
         assert passed[passed.index(name) + 1] == value
-    assert {"--no-cache", "--insecure", "--trust-remote-code"} < set(passed)
+    assert set(switches) < set(passed)
 
 
 def test_what_is_not_given_is_left_to_the_worker(spawn: Spawn, record: Path) -> None:

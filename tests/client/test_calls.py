@@ -56,10 +56,10 @@ def test_lookup_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer,
     assert servicer.requests("Lookup")[0].cache_salt == "s"
 
 
-def test_warm_sends_the_salt_and_gives_the_counts(servicer: RecordingServicer, client: Client) -> None:
+def test_warm_sends_salt_and_priority_and_gives_the_counts(servicer: RecordingServicer, client: Client) -> None:
     servicer.script("Warm", cache_pb2.WarmResponse(prompt_tokens=9, computed_prompt_tokens=8, num_blocks=2))
-    assert client.warm("text", cache_salt="s") == Warmed(9, 0, 8, 0, 2, 0)
-    assert servicer.requests("Warm")[0].cache_salt == "s"
+    assert client.warm("text", cache_salt="s", priority=3) == Warmed(9, 0, 8, 0, 2, 0)
+    assert (servicer.requests("Warm")[0].cache_salt, servicer.requests("Warm")[0].priority) == ("s", 3)
 
 
 def test_model_info_gives_plain_values(servicer: RecordingServicer, client: Client) -> None:
@@ -201,6 +201,18 @@ def test_other_failures_are_not_tried_again(servicer: RecordingServicer, address
     with Client(address, retries=3) as client, pytest.raises(CapacityExceeded):
         client.stats()
     assert len(servicer.calls) == 1
+
+
+@pytest.mark.parametrize("retry_after_s", [2.5, None])
+def test_a_full_workers_error_says_when_to_try_again(
+    servicer: RecordingServicer, client: Client, retry_after_s: float | None
+) -> None:
+    servicer.script("Generate", [CapacityExceeded("the queue is full", retry_after_s=retry_after_s)])
+    servicer.script("GetStats", CapacityExceeded("full", retry_after_s=retry_after_s))
+    for call in (lambda: client.generate("x"), client.stats):
+        with pytest.raises(CapacityExceeded) as raised:
+            call()
+        assert raised.value.retry_after_s == retry_after_s
 
 
 def test_the_client_finds_a_worker_that_comes_back(servicer: RecordingServicer) -> None:

@@ -92,6 +92,8 @@ def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt: Any, what: s
         ("stop_token_ids", 3),
         ("cache_salt", 5),
         ("bypass_prefix_cache", "yes"),
+        ("priority", 1.5),
+        ("priority", 2**31),
         ("model", 5),
     ],
 )
@@ -128,6 +130,7 @@ def test_every_option_reaches_its_field() -> None:
         ignore_eos=True,
         cache_salt="salt",
         bypass_prefix_cache=True,
+        priority=-8,
         model="m",
     )
     request = generate_request("x", settings)
@@ -138,6 +141,7 @@ def test_every_option_reaches_its_field() -> None:
     assert (sampling.min_p, sampling.repetition_penalty, stopping.min_new_tokens) == (0.5, 2.0, 2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 1.5)
     assert request.bypass_prefix_cache
+    assert request.priority == -8
     assert (sampling.logprobs, sampling.HasField("logprobs")) == (0, True)
     assert dict(sampling.logit_bias) == {3: -100.0}
     assert (stopping.max_new_tokens, list(stopping.stop), list(stopping.stop_token_ids)) == (5, ["a", "b"], [7])

@@ -19,6 +19,7 @@ from model_worker.kv.slots import Slot
 from model_worker.worker import Worker, build
 from prefixcache.accounting import RequestRecord
 from prefixcache.core.blocks import num_reusable_blocks
+from prefixcache.storage.tiered import TieredStore
 from tests.prompts import Prompt, prompts
 
 DEMO_MODEL = "smollm2-135m"
@@ -48,13 +49,18 @@ class Observed:
 
 
 class Lab:
-    """One worker on the demo model, watched."""
+    """One worker on the demo model, watched. Requests get their slots in order of arrival."""
 
-    def __init__(self, *, dtype: str, l1_bytes: int = 1 << 28) -> None:
+    def __init__(self, *, dtype: str, l1_bytes: int = 1 << 28, store: TieredStore | None = None) -> None:
         settings = WorkerSettings(
-            model=DEMO_MODEL, device="cpu", dtype=dtype, max_num_seqs=NUM_SLOTS, l1_bytes=l1_bytes
+            model=DEMO_MODEL,
+            device="cpu",
+            dtype=dtype,
+            max_num_seqs=NUM_SLOTS,
+            l1_bytes=l1_bytes,
+            max_reorder_wait_s=0.0,
         )
-        self.worker: Worker = build(settings, observe_logits=self._observe)
+        self.worker: Worker = build(settings, observe_logits=self._observe, store=store)
         self.dtype = dtype
         self._observed: defaultdict[str, Observed] = defaultdict(Observed)
         self._cold: dict[tuple[int, ...], Answer] = {}
@@ -75,13 +81,16 @@ class Lab:
         """The most blocks of ``prompt`` that a hit can have."""
         return num_reusable_blocks(len(prompt), self.block_size)
 
-    async def answer(self, prompt: list[int], *, num_tokens: int = NUM_TOKENS, ignore_eos: bool = True) -> Answer:
+    async def answer(
+        self, prompt: list[int], *, num_tokens: int = NUM_TOKENS, ignore_eos: bool = True, priority: int = 0
+    ) -> Answer:
         """Run one greedy request to its end."""
         name = f"r{next(self._numbers)}"
         stopping = StopConditions(max_new_tokens=num_tokens, ignore_eos=ignore_eos)
         token_ids: list[int] = []
         text = ""
-        async for event in self.engine.generate(GenerateRequest(name, list(prompt), stopping=stopping)):
+        request = GenerateRequest(name, list(prompt), stopping=stopping, priority=priority)
+        async for event in self.engine.generate(request):
             if isinstance(event, TokensGenerated):
                 token_ids += event.token_ids
                 text += event.text
@@ -114,6 +123,12 @@ class Lab:
         """Wait until nothing waits, runs or is to be recomputed."""
         async with asyncio.timeout(PATIENCE_S):
             while self._is_busy():  # noqa: ASYNC110 -- the engine has gauges, no event
+                await asyncio.sleep(0.001)
+
+    async def all_decode(self) -> None:
+        """Wait until a sequence decodes in every slot."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.engine._loop.scheduler.decoding()) < NUM_SLOTS:  # noqa: ASYNC110 -- as above
                 await asyncio.sleep(0.001)
 
     async def keep_blocks(self, num_blocks: int) -> None:
@@ -154,7 +169,11 @@ class Lab:
     def _is_busy(self) -> bool:
         gauges = self.engine.stats().engine
         return bool(
-            gauges.num_waiting or gauges.num_running or gauges.num_busy_slots or gauges.pending_recompute_tokens
+            gauges.num_waiting
+            or gauges.num_running
+            or gauges.num_parked
+            or gauges.num_busy_slots
+            or gauges.pending_recompute_tokens
         )
 
     def _observe(self, slot: Slot, logits: Tensor) -> None:

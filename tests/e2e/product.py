@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from tests.e2e.lab import NUM_SLOTS, Lab, assert_hit_has_cold_bits, assert_same_bits
 
 NUM_CROWD_TOKENS = 12
+NUM_PARKED_TOKENS = 24
 
 
 async def check_own_prefix_at_every_boundary(lab: Lab, prompt: list[int], *, num_tokens: int) -> None:
@@ -58,3 +59,21 @@ async def check_crowd(lab: Lab, prompts: Sequence[list[int]], *, turn: int) -> N
         assert answer.slot == (place + turn) % NUM_SLOTS, "the prompts did not all run at once"
         assert answer.record.cached_prompt_tokens == boundaries[place] * lab.block_size
         assert_same_bits(answer, colds[place])
+
+
+async def check_parked(lab: Lab, prompts: Sequence[list[int]], urgent: Sequence[list[int]]) -> None:
+    """A prompt in each slot, all decoding, of which as many give way as there are ``urgent`` ones."""
+    assert len(prompts) == NUM_SLOTS
+    colds = [await lab.cold(prompt, num_tokens=NUM_PARKED_TOKENS) for prompt in prompts]
+    for prompt in urgent:
+        await lab.cold(prompt)
+    await lab.empty()
+    num_before = lab.engine.stats().engine.num_preemptions
+    running = [asyncio.create_task(lab.answer(prompt, num_tokens=NUM_PARKED_TOKENS)) for prompt in prompts]
+    await lab.all_decode()
+    answers = await asyncio.gather(*(lab.answer(prompt, priority=9) for prompt in urgent))
+    for answer, prompt in zip(answers, urgent, strict=True):
+        assert_same_bits(answer, lab.cold_before(prompt))
+    for answer, cold in zip(await asyncio.gather(*running), colds, strict=True):
+        assert_same_bits(answer, cold)
+    assert lab.engine.stats().engine.num_preemptions - num_before == len(urgent)

@@ -11,6 +11,7 @@ from tests.e2e.product import (
     check_crowd,
     check_every_slot,
     check_own_prefix_at_every_boundary,
+    check_parked,
     check_prefix_of_another_at_every_boundary,
 )
 
@@ -40,6 +41,13 @@ async def test_every_slot_has_cold_bits(lab: Lab) -> None:
 
 async def test_crowd_has_cold_bits(lab: Lab) -> None:
     await check_crowd(lab, [demo_prompt(lab, number)[: SHORT + number] for number in range(NUM_SLOTS)], turn=1)
+
+
+async def test_parked_requests_have_cold_bits(lab: Lab) -> None:
+    low, urgent = (
+        [demo_prompt(lab, number)[: SHORT + number] for number in numbers] for numbers in (range(8), (9, 10))
+    )
+    await check_parked(lab, low, urgent)
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ class Driver:
 
     @property
     def runner(self) -> ModelRunner:
-        return self.engine._loop._runner
+        return self.engine._loop.state.parts.runner
 
     @property
     def gauges(self) -> EngineStats:
@@ -83,6 +83,7 @@ class Driver:
         min_new_tokens: int = 0,
         bypass_prefix_cache: bool = False,
         report_progress: bool = False,
+        priority: int = 0,
     ) -> GenerateRequest:
         stopping = StopConditions(max_new_tokens, stop, stop_token_ids, ignore_eos, min_new_tokens)
         return GenerateRequest(
@@ -93,6 +94,7 @@ class Driver:
             cache_salt,
             bypass_prefix_cache,
             report_progress,
+            priority=priority,
         )
 
     async def answer(self, prompt: list[int], **options: Any) -> Answer:
@@ -135,7 +137,11 @@ class Driver:
     def is_at_rest(self) -> bool:
         gauges = self.gauges
         return not (
-            gauges.num_waiting or gauges.num_running or gauges.num_busy_slots or gauges.pending_recompute_tokens
+            gauges.num_waiting
+            or gauges.num_running
+            or gauges.num_parked
+            or gauges.num_busy_slots
+            or gauges.pending_recompute_tokens
         )
 
     def check_nothing_is_held(self) -> None:
@@ -145,6 +151,7 @@ class Driver:
         assert stats.engine.num_draining_slots == 0
         assert stats.engine.num_running == 0
         assert stats.engine.num_waiting == 0
+        assert (stats.engine.num_parked, stats.engine.parked_bytes) == (0, 0)
         assert stats.cache.num_held_blocks == 0
         assert stats.cache.used_bytes == stats.cache.num_blocks * stats.cache.block_bytes
         slots = self.worker.slots

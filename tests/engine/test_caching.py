@@ -68,8 +68,11 @@ async def test_a_finished_block_is_found_while_its_request_still_prefills(driver
     await first
 
 
-async def test_equal_cold_prompts_at_once_are_computed_once(start: Start) -> None:
-    driver = await start(max_num_seqs=4)
+@pytest.mark.parametrize(("max_num_seqs", "prefill_blocks"), [(1, 1), (4, 1), (4, 3), (16, 1)])
+async def test_equal_cold_prompts_at_once_are_computed_once(
+    start: Start, max_num_seqs: int, prefill_blocks: int
+) -> None:
+    driver = await start(max_num_seqs=max_num_seqs, prefill_blocks=prefill_blocks)
     prompt = random_prompt(6 * BLOCK_SIZE + 3)
     answers = await asyncio.gather(*(driver.answer(prompt) for _ in range(16)))
     assert sum(answer.record.computed_prompt_tokens for answer in answers) == 6 * BLOCK_SIZE + 16 * 3
@@ -97,6 +100,24 @@ async def test_whoever_waits_for_a_cancelled_prefix_computes_the_rest_of_it(star
     answers = await asyncio.gather(*others)
     assert answers[0].record.computed_prompt_tokens == 3 * BLOCK_SIZE + 3
     assert [answer.record.computed_prompt_tokens for answer in answers[1:]] == [3, 3]
+
+
+async def test_one_after_another_takes_over_a_prompt_whose_leaders_are_cancelled(start: Start) -> None:
+    driver = await start(max_num_seqs=4)
+    prompt = random_prompt(9 * BLOCK_SIZE + 3)
+    expected = await driver.answer(prompt)
+    await driver.settle()
+    driver.engine.clear()
+    requests = [asyncio.create_task(driver.answer(prompt)) for _ in range(6)]
+    for place in range(3):
+        async with gated(driver, "prefill", skip=1) as gate:
+            await entered(gate)
+            requests[place].cancel()
+    answers = await asyncio.gather(*requests[3:])
+    assert [answer.token_ids for answer in answers] == [expected.token_ids] * 3
+    computed = [answer.record.computed_prompt_tokens for answer in answers]
+    assert computed[1:] == [3, 3]
+    assert computed[0] <= 4 * BLOCK_SIZE + 3, "what cancelled leaders had computed was computed again"
 
 
 async def test_equal_prompts_at_once_publish_each_block_once(driver: Driver) -> None:

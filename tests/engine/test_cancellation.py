@@ -242,12 +242,14 @@ async def test_an_error_thrown_in_by_the_reader_ends_the_request(driver: Driver)
 
 
 async def test_many_requests_cancelled_at_random_moments_leave_nothing(start: Start) -> None:
-    driver = await start(l1_bytes=12 * 4096, max_waiting=400)
+    driver = await start(l1_bytes=12 * 4096, max_waiting=400, parking_bytes=60_000)
     draw = random.Random(7)
     expected = await driver.answer(OTHER, max_new_tokens=10)
 
     async def come_and_go(delay_s: float, prompt: list[int]) -> Any:
-        request = driver.answer(prompt, max_new_tokens=draw.randrange(1, 20), cache_salt=draw.choice(["", "a"]))
+        options = {"cache_salt": draw.choice(["", "a"]), "priority": draw.choice([0, 0, 5, 50])}
+        await asyncio.sleep(0.1 * draw.random())
+        request = driver.answer(prompt, max_new_tokens=draw.randrange(1, 20), **options)
         with suppress(TimeoutError):
             await asyncio.wait_for(request, delay_s)
 
@@ -259,6 +261,7 @@ async def test_many_requests_cancelled_at_random_moments_leave_nothing(start: St
             else:
                 driver.engine.evict(0)
             driver.worker.cache.check()
+            assert driver.gauges.parked_bytes <= 60_000
 
     disturbing = asyncio.create_task(disturb())
     for _ in range(6):
@@ -270,6 +273,7 @@ async def test_many_requests_cancelled_at_random_moments_leave_nothing(start: St
         *_, stayed = await asyncio.gather(*visitors, staying)
         assert stayed.token_ids == expected.token_ids
     disturbing.cancel()
+    assert driver.gauges.num_preemptions > 0
     await driver.check_at_rest()
     requests = driver.engine.stats().requests
     assert requests.cancelled + requests.finished == requests.received == 307

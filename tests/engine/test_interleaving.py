@@ -2,8 +2,20 @@
 
 import asyncio
 
+import pytest
+import torch
+
 from tests.engine.conftest import Start
-from tests.engine.driver import BLOCK_SIZE, Driver, random_prompt, record_operations, until
+from tests.engine.driver import (
+    BLOCK_SIZE,
+    Driver,
+    entered,
+    gated,
+    let_loop_run,
+    random_prompt,
+    record_operations,
+    until,
+)
 
 
 async def test_a_long_prompt_stalls_a_running_stream_by_at_most_one_block(driver: Driver) -> None:
@@ -51,3 +63,52 @@ async def test_requests_on_an_idle_engine_cost_no_iterations_when_it_is_idle_aga
     num_iterations = driver.gauges.num_iterations
     await asyncio.sleep(0.05)
     assert driver.gauges.num_iterations == num_iterations
+
+
+@pytest.mark.parametrize("prefill_blocks", [1, 3, 50])
+async def test_an_iteration_computes_as_many_prompt_blocks_as_it_may(start: Start, prefill_blocks: int) -> None:
+    driver = await start(prefill_blocks=prefill_blocks)
+    operations = record_operations(driver)
+    stream = asyncio.create_task(driver.answer(random_prompt(3, seed=1), max_new_tokens=60))
+    await until(lambda: "decode" in [name for name, _ in operations])
+    await driver.answer(random_prompt(20 * BLOCK_SIZE, seed=2), max_new_tokens=1)
+    await stream
+    names = [name for name, _ in operations]
+    between = "".join(names[names.index("decode") :]).split("decode")
+    assert max(part.count("prefill") for part in between) == min(prefill_blocks, 20)
+    tokens = [len(step.token_ids) for name, step in operations if name == "prefill"]
+    assert max(tokens) == BLOCK_SIZE, "a block is a forward of its own however many an iteration has"
+
+
+async def test_several_prompts_share_the_blocks_of_an_iteration(start: Start) -> None:
+    driver = await start(prefill_blocks=4)
+    operations = record_operations(driver)
+    prompts = [random_prompt(BLOCK_SIZE + 1, seed=seed) for seed in range(2)]
+    await asyncio.gather(*(driver.answer(prompt, max_new_tokens=2) for prompt in prompts))
+    assert [name for name, _ in operations] == ["load", "prefill", "prefill", "load", "prefill", "prefill", "decode"]
+
+
+async def test_answers_do_not_depend_on_the_blocks_of_an_iteration(start: Start) -> None:
+    prompts = [random_prompt(5 * BLOCK_SIZE + 3, seed=seed) for seed in range(4)]
+    expected, logits = [], []
+    driver = await start()
+    for prompt in prompts:
+        answer, seen = await driver.answer_with_logits(prompt, max_new_tokens=8)
+        expected.append(answer.token_ids)
+        logits += seen
+    driver = await start(prefill_blocks=7)
+    answers = await asyncio.gather(*(driver.answer(prompt, max_new_tokens=8) for prompt in prompts))
+    assert [answer.token_ids for answer in answers] == expected
+    assert all(any(torch.equal(seen, other) for other in logits) for _, seen in driver.observed)
+
+
+async def test_a_cancelled_request_ends_between_two_blocks_of_an_iteration(start: Start) -> None:
+    driver = await start(prefill_blocks=50)
+    prompt = random_prompt(20 * BLOCK_SIZE)
+    async with gated(driver, "prefill", skip=2) as gate:
+        reader = asyncio.create_task(driver.answer(prompt))
+        await entered(gate)
+        reader.cancel()
+        await let_loop_run()
+    await driver.check_at_rest()
+    assert driver.num_cached_tokens(prompt) <= 3 * BLOCK_SIZE

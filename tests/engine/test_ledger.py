@@ -24,6 +24,9 @@ def test_only_finished_requests_are_in_totals_and_distributions() -> None:
     ledger.close(RequestRecord("r", outcome="cancelled", prompt_tokens=99, cached_prompt_tokens=99, ttft_s=9.0))
     assert ledger.requests.hits == 1
     assert ledger.tokens().hit_rate == pytest.approx(0.8)
+    assert ledger.tokens().prefill_s_per_token is None
+    ledger.note_prefill(10, 0.5)
+    assert ledger.tokens().prefill_s_per_token == pytest.approx(0.05)
     assert ledger.latency().ttft.p99_s == 1.0
 
 

@@ -51,6 +51,21 @@ async def test_a_full_queue_refuses_at_once_and_counts(start: Start) -> None:
     assert (requests.received, requests.finished, requests.refused) == (2, 2, 1)
 
 
+async def test_a_refusal_says_when_to_try_again_by_what_requests_took_lately(start: Start) -> None:
+    driver = await start(max_num_seqs=1, max_waiting=1)
+    await driver.answer(random_prompt(5), max_new_tokens=20)
+    async with gated(driver, "prefill") as gate:
+        running = asyncio.create_task(driver.answer(random_prompt(5)))
+        await entered(gate)
+        waiting = asyncio.create_task(driver.answer(random_prompt(6)))
+        await until(lambda: driver.gauges.num_waiting == 1)
+        driver.engine._loop.ledger._service_s = 3.0
+        with pytest.raises(CapacityExceeded, match="try again in about 3 s or raise --max-waiting") as refused:
+            await driver.answer(random_prompt(7))
+        assert refused.value.retry_after_s == 3.0
+    await asyncio.gather(running, waiting)
+
+
 async def test_without_a_queue_free_slots_still_serve(start: Start) -> None:
     driver = await start(max_num_seqs=2, max_waiting=0)
     answers = await asyncio.gather(*(driver.answer(random_prompt(5)) for _ in range(2)))

@@ -141,8 +141,9 @@ async def test_each_sample_ends_for_its_own_reason(driver: Driver) -> None:
 async def test_each_sample_counts_as_one_request_in_the_queue(start: Start) -> None:
     driver = await start(max_num_seqs=1, max_waiting=2)
     assert len((await answers(driver, 3)).token_ids) == 3
-    with pytest.raises(CapacityExceeded, match="room for 3 of 4 samples; ask for fewer"):
+    with pytest.raises(CapacityExceeded, match="room for 3 of 4 samples; ask for fewer, try again later") as refused:
         await answers(driver, 4)
+    assert refused.value.retry_after_s is None, "so many will never fit"
     async with gated(driver, "prefill") as gate:
         running = asyncio.create_task(answers(driver, 2))
         await entered(gate)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from prefixcache.errors import EngineStopped, RequestCancelled
-from prefixcache.storage.lower_tier import LowerTier, TierOptions
+from prefixcache.storage.lower_tier import PROBE_INTERVAL_S, LowerTier, TierOptions
+from prefixcache.storage.registry import ROOT as REGISTRY_ROOT
 from prefixcache.storage.tiered import TieredStore
 from tests.engine.conftest import Start
 from tests.engine.driver import BLOCK_SIZE, Driver, let_loop_run, random_prompt, until
@@ -17,6 +18,7 @@ from tests.fakes.flaky_tier import FlakyTier
 
 NUM_BLOCKS = 20
 PROMPT = random_prompt(NUM_BLOCKS * BLOCK_SIZE + 3)
+MAX_PROBES = 4
 OPTIONS = TierOptions(ttl_s=600.0, max_pending_bytes=64 * 2**20)
 
 StartAbove = Callable[..., Awaitable[Driver]]
@@ -243,3 +245,75 @@ async def test_a_tier_slower_than_computing_is_left_alone(start_above: StartAbov
     assert answer.record.fetch_estimate_s is not None
     assert answer.record.compute_estimate_s is not None
     assert answer.record.fetch_estimate_s > answer.record.compute_estimate_s
+
+
+class Stacked:
+    """A worker above two tiers, of which the far one holds PROMPT and the near one nothing."""
+
+    def __init__(self, driver: Driver, near: FlakyTier) -> None:
+        self.driver = driver
+        self.near = near
+
+    @property
+    def num_near(self) -> int:
+        return sum(root != REGISTRY_ROOT for root, _ in self.near.inner._stored)  # type: ignore[attr-defined]
+
+    @property
+    def num_held(self) -> int:
+        return self.driver.engine._cache.stats().num_held_blocks
+
+
+@pytest.fixture
+async def stacked(start: Start, full: FlakyTier) -> Stacked:
+    near = FlakyTier(DictionaryTier(capacity_bytes=2**30, clock=time.monotonic))
+    near.name, full.name = "disk", "redis"
+    tiers = [LowerTier(Unclosed(tier), OPTIONS, clock=time.monotonic) for tier in (near, full)]
+    return Stacked(await start(store=TieredStore(tiers)), near)
+
+
+async def test_what_came_from_afar_is_kept_nearby_after_the_first_token(stacked: Stacked) -> None:
+    answer = await stacked.driver.answer(PROMPT, max_new_tokens=1)
+    assert answer.record.fetched_tokens_by_tier == {"redis": NUM_BLOCKS * BLOCK_SIZE}
+    assert stacked.num_near == 0
+    await until(lambda: stacked.num_near == NUM_BLOCKS)
+    await until(lambda: stacked.num_held == 0)
+    stacked.driver.engine.evict(0)
+    again = await stacked.driver.answer(PROMPT, max_new_tokens=1)
+    assert again.record.fetched_tokens_by_tier == {"disk": NUM_BLOCKS * BLOCK_SIZE}
+
+
+async def test_what_was_fetched_for_warming_is_kept_nearby(stacked: Stacked) -> None:
+    await stacked.driver.warm(PROMPT[: NUM_BLOCKS * BLOCK_SIZE])
+    await until(lambda: stacked.num_near >= NUM_BLOCKS - 1)
+    await until(lambda: stacked.num_held == 0)
+
+
+async def test_stopping_ends_what_is_passed_on(stacked: Stacked) -> None:
+    await stacked.driver.answer(PROMPT, max_new_tokens=1)
+    assert stacked.num_held > 0
+    await stacked.driver.engine.stop(grace_s=0.0)
+    assert stacked.num_held == 0
+
+
+async def test_a_clear_while_blocks_are_passed_on_holds_nothing(stacked: Stacked) -> None:
+    await stacked.driver.answer(PROMPT, max_new_tokens=1)
+    stacked.driver.engine.clear()
+    await until(lambda: stacked.num_held == 0)
+    await until(lambda: stacked.num_near == NUM_BLOCKS)
+    stacked.driver.engine._cache.check()
+
+
+async def test_a_tier_that_gave_no_answer_is_used_again_some_half_minutes_later(start: Start, full: FlakyTier) -> None:
+    waited_s = [0.0]
+    lower = LowerTier(Unclosed(full), OPTIONS, clock=lambda: time.monotonic() + waited_s[0])
+    driver = await start(store=TieredStore([lower]))
+    await driver.answer(random_prompt(2 * BLOCK_SIZE, seed=5))
+    lower._estimate.note_read(driver.engine.description.block_bytes, 1.0)
+    answer = await driver.answer(PROMPT)
+    while answer.record.fetched_tokens_by_tier != {full.name: NUM_BLOCKS * BLOCK_SIZE}:
+        assert answer.record.fetch_outcome in ("declined", "fetched")
+        assert waited_s[0] < MAX_PROBES * PROBE_INTERVAL_S
+        waited_s[0] += PROBE_INTERVAL_S
+        await driver.settle()
+        driver.worker.cache.evict_to(0)
+        answer = await driver.answer(PROMPT)

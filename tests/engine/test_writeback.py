@@ -8,6 +8,7 @@ import torch
 
 from model_worker.engine.runner import PrefillStep
 from model_worker.engine.writeback import MAX_PENDING_RUNS
+from tests.engine.conftest import Start
 from tests.engine.driver import (
     BLOCK_SIZE,
     Driver,
@@ -41,6 +42,20 @@ async def test_the_gauge_counts_pending_tokens_and_goes_to_zero(driver: Driver) 
         assert driver.gauges.pending_recompute_tokens == BLOCK_SIZE
     await driver.settle()
     assert driver.gauges.pending_recompute_tokens == 0
+    assert driver.gauges.recomputed_tokens == BLOCK_SIZE
+    assert driver.gauges.dropped_recompute_tokens == 0
+
+
+async def test_switched_off_it_leaves_generated_tokens_out_of_the_cache(start: Start) -> None:
+    driver = await start(is_recompute_enabled=False)
+    operations = record_operations(driver)
+    prompt = random_prompt(2 * BLOCK_SIZE)
+    first = await driver.answer(prompt, max_new_tokens=4 * BLOCK_SIZE)
+    assert driver.gauges.pending_recompute_tokens == 0
+    await let_loop_run()
+    assert [name for name, _ in operations].count("load") == 1
+    assert driver.num_cached_tokens(prompt + first.token_ids) == 2 * BLOCK_SIZE
+    assert (await driver.answer(prompt)).started.cached_prompt_tokens == BLOCK_SIZE
 
 
 async def test_an_answer_that_completes_no_block_is_not_recomputed(driver: Driver) -> None:
@@ -78,6 +93,7 @@ async def test_clearing_while_a_block_is_recomputed_leaves_nothing_behind(driver
         assert driver.gauges.num_busy_slots == 1
         driver.engine.clear()
         assert driver.gauges.pending_recompute_tokens == 0
+        assert driver.gauges.dropped_recompute_tokens > 0
         await let_loop_run()
         assert driver.gauges.num_busy_slots == 1, "the slot came back while the model thread was using it"
     await driver.settle()
@@ -100,6 +116,8 @@ async def test_a_fault_while_recomputing_costs_the_blocks_alone(
     first = await driver.answer(prompt, max_new_tokens=4 * BLOCK_SIZE)
     await driver.settle()
     assert "are not cached" in caplog.text
+    assert driver.gauges.dropped_recompute_tokens == 4 * BLOCK_SIZE
+    assert driver.gauges.recomputed_tokens == 0
     assert driver.num_cached_tokens(prompt + first.token_ids) == BLOCK_SIZE
     driver.runner.prefill = original  # type: ignore[method-assign]
     assert (await driver.answer(prompt)).token_ids == first.token_ids[:4]

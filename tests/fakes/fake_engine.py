@@ -225,6 +225,7 @@ class FakeEngine:
     lookups: list[tuple[list[int], str]] = field(default_factory=list)
     timeouts_s: list[float | None] = field(default_factory=list)
     warmings: list[tuple[list[int], str]] = field(default_factory=list)
+    warm_priorities: list[int] = field(default_factory=list)
     listings: list[tuple[int, str]] = field(default_factory=list)
     evictions: list[int] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
@@ -263,11 +264,12 @@ class FakeEngine:
         )
 
     async def warm(
-        self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str, timeout_s: float | None
+        self, prompt_token_ids: list[int], *, cache_salt: str, request_id: str, timeout_s: float | None, priority: int
     ) -> WarmResult:
         assert request_id
         self.timeouts_s.append(timeout_s)
         self.warmings.append((prompt_token_ids, cache_salt))
+        self.warm_priorities.append(priority)
         return WarmResult(
             prompt_tokens=len(prompt_token_ids),
             cached_prompt_tokens=4,

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server, on a thread of its own: TLS, latency, connections cut in the middle."""
+"""A TCP proxy in front of a server, on its own thread: TLS, latency, a slow link, connections cut in the middle."""
 
 import asyncio
 import socket
@@ -13,16 +13,26 @@ CHUNK_BYTES = 65_536
 class Proxy:
     """Forwards to ``target_port``; use as a context manager.
 
-    ``delay_s`` is added each way. After ``cut_after`` more bytes from the server every connection is reset.
+    ``delay_s`` is added each way. All connections together get ``bytes_per_s`` each way, if it is given. After
+    ``cut_after`` more bytes from the server every connection is reset.
     """
 
-    def __init__(self, target_port: int, *, tls: ssl.SSLContext | None = None, delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        target_port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        delay_s: float = 0.0,
+        bytes_per_s: float | None = None,
+    ) -> None:
         self.delay_s = delay_s
+        self.bytes_per_s = bytes_per_s
         self.cut_after: int | None = None
         self.num_connections = 0
         self.port = 0
         self._target_port = target_port
         self._tls = tls
+        self._up, self._down = _Line(), _Line()
         self._loop = asyncio.new_event_loop()
         self._stop: asyncio.Event | None = None
         self._is_up = threading.Event()
@@ -61,8 +71,8 @@ class Proxy:
             return
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, server_writer, lambda chunk: chunk))
-                group.create_task(self._pump(server_reader, writer, self._cut))
+                group.create_task(self._pump(reader, server_writer, self._up, lambda chunk: chunk))
+                group.create_task(self._pump(server_reader, writer, self._down, self._cut))
         except* OSError:
             pass
         finally:
@@ -70,9 +80,15 @@ class Proxy:
             server_writer.transport.abort()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes | None]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        line: "_Line",
+        change: Callable[[bytes], bytes | None],
     ) -> None:
         while chunk := await reader.read(CHUNK_BYTES):
+            if self.bytes_per_s:
+                await line.carry(len(chunk), self.bytes_per_s)
             passed = change(chunk)
             if passed is None:
                 _reset(writer)
@@ -89,6 +105,17 @@ class Proxy:
             return chunk
         self.cut_after -= len(chunk)
         return None if self.cut_after < 0 else chunk
+
+
+class _Line:
+    """One direction of a link, which carries one chunk after another."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def carry(self, num_bytes: int, bytes_per_s: float) -> None:
+        async with self._lock:
+            await asyncio.sleep(num_bytes / bytes_per_s)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

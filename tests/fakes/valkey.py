@@ -50,6 +50,10 @@ class Valkey:
         return f"redis://127.0.0.1:{self.port}"
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

@@ -141,3 +141,19 @@ def test_a_store_writes_its_own_cell_alone() -> None:
     assert written[1].any()
     assert not written[0].any()
     assert not written[2].any()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 100, GROWTH_TOKENS])
+def test_parked_kv_comes_back_to_any_slot_with_the_same_bits(num_tokens: int) -> None:
+    pool = pool_of(2)
+    slot, other = pool.take(), pool.take()
+    pool.grow(slot, 100)
+    slot.kv.copy_(random_kv(slot.kv.shape, torch.float32))
+    expected = slot.kv[:, :, :, :num_tokens].clone()
+    parked = pool.copy_out(slot, num_tokens)
+    slot.kv.zero_()
+    assert (parked.num_tokens, parked.num_bytes) == (num_tokens, expected.nbytes)
+    assert parked.num_bytes == parked.kv.untyped_storage().nbytes() == pool.kv_bytes(num_tokens)
+    pool.copy_in(parked, other)
+    assert other.capacity >= num_tokens
+    assert torch.equal(other.kv[:, :, :, :num_tokens], expected)

@@ -26,7 +26,11 @@ async def test_events_arrive_in_order_with_all_their_values(worker: Worker) -> N
     assert finished.reason == worker_pb2.FINISH_REASON_STOP_TEXT
     assert finished.matched_stop == "END"
     assert finished.usage == worker_pb2.Usage(
-        prompt_tokens=10, completion_tokens=3, cached_prompt_tokens=4, cache_creation_tokens=8
+        prompt_tokens=10,
+        completion_tokens=3,
+        cached_prompt_tokens=4,
+        cache_creation_tokens=8,
+        cached_prompt_tokens_by_tier={"l1": 4},
     )
     assert finished.timings == worker_pb2.Timings(
         queue_s=0.1, lookup_s=0.2, load_s=0.3, prefill_s=0.4, ttft_s=0.5, tpot_s=0.6, total_s=0.7, saved_s=0.8
@@ -49,6 +53,7 @@ async def test_request_reaches_the_engine_whole(worker: Worker) -> None:
         stopping=worker_pb2.Stopping(max_new_tokens=11, stop=["a", "b"], stop_token_ids=[3, 4], ignore_eos=True),
         cache_salt="salt",
         model="fake",
+        priority=-9,
     )
     async for _ in worker.model.Generate(request, metadata=(("x-request-id", "mine"),)):
         pass
@@ -59,7 +64,7 @@ async def test_request_reaches_the_engine_whole(worker: Worker) -> None:
     assert seen.sampling.seed == 2**64 - 1
     assert (seen.stopping.max_new_tokens, seen.stopping.ignore_eos) == (11, True)
     assert (seen.stopping.stop, seen.stopping.stop_token_ids) == (("a", "b"), (3, 4))
-    assert seen.cache_salt == "salt"
+    assert (seen.cache_salt, seen.priority) == ("salt", -9)
 
 
 async def test_absent_options_are_the_defaults_and_set_zeros_are_kept(worker: Worker) -> None:
@@ -70,7 +75,7 @@ async def test_absent_options_are_the_defaults_and_set_zeros_are_kept(worker: Wo
         pass
     plain, with_seed = worker.engine.requests
     assert (plain.sampling.temperature, plain.sampling.top_p, plain.sampling.seed) == (0.0, 1.0, None)
-    assert plain.stopping.max_new_tokens is None
+    assert (plain.stopping.max_new_tokens, plain.priority) == (None, 0)
     assert with_seed.sampling.seed == 0
 
 
@@ -148,6 +153,16 @@ async def test_error_of_the_engine_reaches_the_caller(worker: Worker, error: Exc
     came_back = await error_of(worker.model.Generate(REQUEST).read())
     assert type(came_back) is type(error)
     assert str(came_back) == str(error)
+
+
+async def test_a_refusal_carries_when_to_try_again_in_its_trailing_metadata(worker: Worker) -> None:
+    worker.engine.events = []
+    worker.engine.error = CapacityExceeded("full", retry_after_s=0.25)
+    call = worker.model.Generate(REQUEST)
+    failure = await error_of(call.read())
+    assert dict(await call.trailing_metadata())["retry-after-ms"] == "250"
+    assert isinstance(failure, CapacityExceeded)
+    assert failure.retry_after_s == 0.25
 
 
 async def test_error_after_the_first_message_ends_the_stream_with_its_status(worker: Worker) -> None:

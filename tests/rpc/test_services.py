@@ -53,10 +53,11 @@ async def test_lookup_carries_the_result(worker: Worker) -> None:
     )
 
 
-async def test_warm_passes_prompt_and_salt_and_carries_the_result(worker: Worker) -> None:
+async def test_warm_passes_prompt_salt_and_priority_and_carries_the_result(worker: Worker) -> None:
     prompt = worker_pb2.Prompt(text="12345678")
-    warmed = await worker.cache.Warm(cache_pb2.WarmRequest(prompt=prompt, cache_salt="s"))
+    warmed = await worker.cache.Warm(cache_pb2.WarmRequest(prompt=prompt, cache_salt="s", priority=-7))
     assert worker.engine.warmings == [(list(b"12345678"), "s")]
+    assert worker.engine.warm_priorities == [-7]
     assert warmed == cache_pb2.WarmResponse(
         prompt_tokens=8,
         cached_prompt_tokens=4,

@@ -7,7 +7,15 @@ import pytest
 from grpc import aio
 
 from prefixcache import errors
-from prefixcache.rpc.status import ERROR_OF, MAX_MESSAGE_CHARS, REQUEST_ID_KEY, STATUS_OF, from_rpc_error, to_status
+from prefixcache.rpc.status import (
+    ERROR_OF,
+    MAX_MESSAGE_CHARS,
+    REQUEST_ID_KEY,
+    STATUS_OF,
+    from_rpc_error,
+    to_status,
+    trailers_of,
+)
 
 ALL_ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.PrefixCacheError)]
 ONE_WAY = {errors.TierUnavailable, errors.ConfigError, errors.PrefixCacheError}
@@ -107,6 +115,29 @@ def test_a_limit_of_grpcs_own_comes_with_what_to_do(details: str, advice: str) -
     assert isinstance(error, errors.CapacityExceeded)
     assert str(error).startswith("gRPC refused the call to the worker at a:1: ")
     assert str(error).endswith(advice)
+
+
+@pytest.mark.parametrize(("retry_after_s", "milliseconds"), [(1.5, "1500"), (0.0501, "51"), (0.0, "0")])
+def test_when_to_try_again_comes_back_with_a_capacity_error(retry_after_s: float, milliseconds: str) -> None:
+    error = errors.CapacityExceeded("full", retry_after_s=retry_after_s)
+    trailers = trailers_of(error, "r1")
+    assert trailers == ((REQUEST_ID_KEY, "r1"), ("retry-after-ms", milliseconds))
+    came_back = from_rpc_error(rpc_error(*to_status(error, "r1"), trailing=aio.Metadata(*trailers)))
+    assert isinstance(came_back, errors.CapacityExceeded)
+    assert came_back.retry_after_s == int(milliseconds) / 1000
+
+
+@pytest.mark.parametrize("error", [errors.CapacityExceeded("full"), errors.InvalidRequest("wrong"), ValueError("odd")])
+def test_other_errors_say_nothing_of_when_to_try_again(error: Exception) -> None:
+    assert trailers_of(error, "r1") == ((REQUEST_ID_KEY, "r1"),)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "soon", "9" * 400, "٣"])
+def test_a_time_that_cannot_be_meant_is_none(value: str) -> None:
+    trailing = aio.Metadata((REQUEST_ID_KEY, "r1"), ("retry-after-ms", value))
+    error = from_rpc_error(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", trailing=trailing))
+    assert isinstance(error, errors.CapacityExceeded)
+    assert error.retry_after_s is None
 
 
 def test_unimplemented_says_that_the_worker_is_of_another_version() -> None:

@@ -87,6 +87,8 @@ BAD_OPTIONS = {
     "too many stop ids": (GenerateRequest(stopping=Stopping(stop_token_ids=[1] * 65)), "stop_token_ids has 65 entries"),
     "stop id outside": (GenerateRequest(stopping=Stopping(stop_token_ids=[256])), "stopping.stop_token_ids[0] is 256"),
     "salt too long": (GenerateRequest(cache_salt="é" * 129), "cache_salt has 258 bytes; send at most 256"),
+    "priority too high": (GenerateRequest(priority=101), "priority is 101; send a number from -100 to 100"),
+    "priority too low": (GenerateRequest(priority=-(2**31)), "send a number from -100 to 100"),
 }
 
 GOOD_OPTIONS = {
@@ -103,6 +105,8 @@ GOOD_OPTIONS = {
     "16 stops of 1024 bytes": GenerateRequest(stopping=Stopping(stop=["x" * 1024] * 16)),
     "64 stop ids": GenerateRequest(stopping=Stopping(stop_token_ids=[255] * 64)),
     "salt of 256 bytes": GenerateRequest(cache_salt="x" * 256),
+    "the highest priority": GenerateRequest(priority=100),
+    "the lowest priority": GenerateRequest(priority=-100),
     "the model by name": GenerateRequest(model="fake"),
 }
 
@@ -149,6 +153,12 @@ async def test_bad_salt_is_refused_by_lookup_and_warm_and_not_shown(worker: Work
         failure = await error_of(call)
         assert isinstance(failure, InvalidRequest)
         assert "secret" not in str(failure)
+
+
+async def test_warm_refuses_a_priority_out_of_bounds(worker: Worker) -> None:
+    failure = await error_of(worker.cache.Warm(cache_pb2.WarmRequest(prompt=HELLO, priority=101)))
+    assert isinstance(failure, InvalidRequest)
+    assert "priority is 101" in str(failure)
 
 
 async def test_another_model_is_not_found(worker: Worker) -> None:

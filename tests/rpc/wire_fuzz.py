@@ -126,6 +126,8 @@ def _scalars(field: Any) -> st.SearchStrategy[Any]:
         return _FLOATS
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return st.booleans()
+    if field.cpp_type == FieldDescriptor.CPPTYPE_INT32:
+        return st.integers(-100, 100) | st.sampled_from([-(2**31), -101, 101, 2**31 - 1])
     num_bits = 32 if field.cpp_type == FieldDescriptor.CPPTYPE_UINT32 else 64
     assert field.cpp_type in (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64), field.full_name
     return _SMALL | st.sampled_from([0, 1, 2**31, 2**num_bits - 1]) | st.integers(0, 2**num_bits - 1)

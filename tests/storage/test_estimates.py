@@ -36,6 +36,9 @@ def test_later_reads_outweigh_earlier_ones() -> None:
 def test_percentiles_are_those_of_the_latest_calls() -> None:
     durations = Durations()
     assert durations.latency() == Latency()
+    durations.add(0.5)
+    assert durations.latency() == Latency(0.5, 0.5, 0.5)
+    durations = Durations()
     for milliseconds in range(2_000):
         durations.add(milliseconds / 1000)
     latency = durations.latency()

@@ -103,6 +103,13 @@ async def fault_of(options: RemoteOptions) -> str:
     return str(raised.value)
 
 
+async def test_a_server_without_passwords_is_asked_at_once(options: RemoteOptions) -> None:
+    for _ in range(5):
+        tier = RemoteTier(replace(options, username=None, password=None))
+        assert await tier.lookup(bytes(32), chain(1)) == 0
+        await tier.close()
+
+
 async def test_a_wrong_password_is_said_and_not_shown(options: RemoteOptions) -> None:
     fault = await fault_of(replace(options, password="wrong secret"))
     assert "password" in fault

@@ -21,8 +21,8 @@ def test_a_line_and_then_values_in_several_buffers(ends: tuple[Wire, socket.sock
     far.sendall(b"$6\r\nabcdef\r\n-no\r\n")
     assert wire.read_line(expected_bytes=4) == b"$6"
     first, second = bytearray(2), bytearray(4)
-    wire.receive(first)
-    wire.receive(second)
+    wire.receive([first])
+    wire.receive([second])
     assert bytes(first + second) == b"abcdef"
     assert wire.read_line(expected_bytes=2) == b""
     assert wire.read_line(expected_bytes=2) == b"-no"
@@ -43,8 +43,35 @@ def test_a_shorter_line_than_expected_loses_nothing(ends: tuple[Wire, socket.soc
     assert wire.has_rest
     assert wire.read_line(expected_bytes=4) == b"$3"
     buffer = bytearray(3)
-    wire.receive(buffer)
+    wire.receive([buffer])
     assert buffer == b"abc"
+
+
+def test_many_buffers_are_filled_in_order_from_what_was_read_ahead_and_what_comes(
+    ends: tuple[Wire, socket.socket],
+) -> None:
+    wire, far = ends
+    buffers = [bytearray(number % 3) for number in range(2_000)]
+    expected = bytes(number % 251 for number in range(sum(map(len, buffers))))
+    far.sendall(b"+ok\r\n" + expected)
+    assert wire.read_line(expected_bytes=20) == b"+ok"
+    assert wire.has_rest
+    wire.receive(buffers)
+    assert b"".join(buffers) == expected
+    assert not wire.has_rest
+
+
+def test_a_time_limit_that_others_left_on_the_socket_does_not_outlast_the_deadline() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        wire = Wire(near, Deadline(0.3))
+        far.sendall(b"abcd")
+        wire.receive([bytearray(4)])
+        near.settimeout(20.0)
+        started_at = time.monotonic()
+        with pytest.raises(TimeoutError):
+            wire.receive([bytearray(4)])
+        assert time.monotonic() - started_at < 2.0
 
 
 def test_all_buffers_are_sent_in_order_however_many_and_large(ends: tuple[Wire, socket.socket]) -> None:
@@ -78,7 +105,7 @@ def test_waiting_for_bytes_ends_at_the_deadline(ends: tuple[Wire, socket.socket]
     far.sendall(b"half")
     started_at = time.monotonic()
     with pytest.raises(TimeoutError):
-        wire.receive(bytearray(8))
+        wire.receive([bytearray(8)])
     assert time.monotonic() - started_at < 0.6
 
 
@@ -97,7 +124,7 @@ def test_nothing_is_begun_after_the_deadline() -> None:
     far.sendall(b"here")
     now_s = 2.0
     with near, far, pytest.raises(TimeoutError):
-        wire.receive(bytearray(4))
+        wire.receive([bytearray(4)])
 
 
 def test_a_closed_socket_is_said(ends: tuple[Wire, socket.socket]) -> None:
@@ -105,7 +132,7 @@ def test_a_closed_socket_is_said(ends: tuple[Wire, socket.socket]) -> None:
     far.sendall(b"half")
     far.close()
     with pytest.raises(ConnectionResetError):
-        wire.receive(bytearray(8))
+        wire.receive([bytearray(8)])
 
 
 def test_a_line_without_an_end_is_refused(ends: tuple[Wire, socket.socket]) -> None:

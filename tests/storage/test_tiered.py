@@ -8,11 +8,12 @@ import pytest
 
 from prefixcache.core.blocks import token_bytes
 from prefixcache.errors import TierUnavailable
+from prefixcache.storage import lower_tier
 from prefixcache.storage.chain import BlockChain, BlockFormat
 from prefixcache.storage.estimates import Latency
 from prefixcache.storage.lower_tier import PROBE_INTERVAL_S, LowerTier, LowerTierStats, TierOptions
 from prefixcache.storage.tensors import lay_out
-from prefixcache.storage.tier import WritableBuffer
+from prefixcache.storage.tier import ReadOutcome, TierEntry, WritableBuffer
 from prefixcache.storage.tiered import TieredStore, TierRun, WritePolicy
 from tests.fakes.dictionary_tier import DictionaryTier
 from tests.fakes.flaky_tier import FlakyTier
@@ -63,6 +64,8 @@ class Below:
     async def read(self, run: TierRun, chain: BlockChain) -> list[bytes]:
         bodies = [bytearray(BODY_BYTES) for _ in range(run.start, run.end)]
         num_good = await self.store.read(run, chain, bodies)
+        for place in range(num_good):
+            self.store.note_fetched(run.tier, chain, run.start + place, bodies[place])
         return [bytes(body) for body in bodies[:num_good]]
 
     async def stats_of(self, name: str) -> LowerTierStats:
@@ -75,6 +78,11 @@ def body_of(block: int) -> bytearray:
 
 def chain_of(num_blocks: int, *, start: int = 0) -> BlockChain:
     return BlockChain(FORMAT, ROOT, token_bytes(range(start, start + 2 * num_blocks)))
+
+
+async def let_loop_run() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -157,6 +165,19 @@ async def test_a_damaged_block_ends_the_read_is_counted_and_deleted(below: Below
     below.far.spoil = lambda _into: None
     assert await below.far.inner.lookup(ROOT, chain.hashes[1:]) == 0
     assert (await below.stats_of("redis")).misses["checksum"] == 2
+
+
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["gone", "damaged"])
+async def test_a_known_block_that_was_not_as_written_is_written_again(below: Below, is_damaged: bool) -> None:
+    chain = chain_of(3)
+    await below.publish(chain)
+    (run,) = await below.store.find(chain, 0, 3)
+    await below.near.inner.delete(ROOT, chain.hashes[1:2])
+    if is_damaged:
+        await below.near.inner.write(ROOT, [TierEntry(chain.hashes[1], [b"something else"], ttl_s=600.0)])
+    assert await below.read(run, chain) == [body_of(0)]
+    await below.publish(chain)
+    assert await below.read(run, chain) == [body_of(block) for block in range(3)]
 
 
 async def test_a_block_of_another_format_is_a_miss_and_stays(below: Below) -> None:
@@ -255,33 +276,138 @@ async def test_a_lookup_renews_nothing(below: Below, clock: FakeClock) -> None:
     assert await below.store.find(chain, 0, 1) == []
 
 
-async def test_slow_reads_are_declined_and_tried_again_with_one_block(below: Below, clock: FakeClock) -> None:
+async def test_slow_reads_are_declined_and_one_block_is_tried_again_while_nobody_waits(
+    below: Below, clock: FakeClock
+) -> None:
     chain = chain_of(3)
     await below.put(below.far, chain, range(3))
     (run,) = await below.store.find(chain, 0, 3)
     below.far.delay_s = 5.0
     await below.read(run, chain)
-    decide = partial(below.store.decide, run, block_bytes=BODY_BYTES, compute_s_per_block=0.01)
-    assert not decide().pays
+    decide = partial(below.store.decide, run, chain, block_bytes=BODY_BYTES, compute_s_per_block=0.01)
+    slow_s = decide().fetch_s or 0.0
     assert not decide().pays
     clock.sleep(PROBE_INTERVAL_S)
-    probe = decide()
-    assert (probe.pays, probe.num_blocks) == (True, 1)
+    below.far.delay_s = 0.001
     assert not decide().pays
-    assert (await below.stats_of("redis")).declined_blocks == 9
+    assert not decide().pays
+    assert below.far.calls.count("read") == 1
+    await let_loop_run()
+    assert below.far.calls.count("read") == 2
+    assert (decide().fetch_s or slow_s) < slow_s
+    assert decide().pays
+    assert (await below.stats_of("redis")).declined_blocks == 12
+    assert (await below.stats_of("redis")).hit_blocks == 3
 
 
-async def test_a_tier_whose_lookups_take_longer_than_computing_is_asked_now_and_then(
+async def test_a_read_ends_where_going_on_takes_longer_than_computing(
+    below: Below, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower_tier, "LEAST_PIECE_BYTES", 2 * BODY_BYTES)
+    chain = chain_of(6)
+    await below.put(below.far, chain, range(6))
+    (run,) = await below.store.find(chain, 0, 6)
+    below.far.delay_s = 5.0
+    bodies = [bytearray(BODY_BYTES) for _ in range(6)]
+    assert await below.store.read(run, chain, bodies, compute_s_per_block=0.01) == 2
+    assert below.far.calls.count("read") == 1
+    assert bodies[:2] == [body_of(0), body_of(1)]
+
+
+@pytest.mark.parametrize("damaged", range(6))
+async def test_damage_in_any_piece_ends_the_read_there(
+    below: Below, monkeypatch: pytest.MonkeyPatch, damaged: int
+) -> None:
+    monkeypatch.setattr(lower_tier, "LEAST_PIECE_BYTES", 2 * BODY_BYTES)
+    chain = chain_of(6)
+    await below.put(below.far, chain, range(6))
+    (run,) = await below.store.find(chain, 0, 6)
+    seen: list[int] = []
+
+    def flip(into: list[list[WritableBuffer]]) -> None:
+        for buffers in into:
+            seen.append(len(seen))
+            if seen[-1] == damaged:
+                buffers[1][0] ^= 1
+
+    below.far.spoil = flip  # type: ignore[assignment]
+    assert await below.read(run, chain) == [body_of(block) for block in range(damaged)]
+    assert await below.far.inner.lookup(ROOT, chain.hashes[damaged:]) == 0
+
+
+async def test_a_tier_that_goes_down_during_a_read_gives_what_came_before(
+    below: Below, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lower_tier, "LEAST_PIECE_BYTES", 2 * BODY_BYTES)
+    chain = chain_of(6)
+    await below.put(below.far, chain, range(6))
+    (run,) = await below.store.find(chain, 0, 6)
+
+    def go_down(_into: object) -> None:
+        below.far.is_down = below.far.num_read_blocks == 4
+
+    below.far.spoil = go_down
+    assert await below.read(run, chain) == [body_of(block) for block in range(4)]
+    assert (await below.stats_of("redis")).misses["unavailable"] == 2
+
+
+async def test_a_tier_whose_lookups_take_longer_than_computing_is_asked_now_and_then_while_nobody_waits(
     below: Below, clock: FakeClock
 ) -> None:
     chain = chain_of(2)
+    await below.put(below.near, chain, range(2))
     below.near.delay_s = 0.5
+    find = partial(below.store.find, chain, 0, 2, compute_s_per_block=0.06)
+    assert len(await find()) == 1
+    below.near.delay_s = 0.0
+    below.near.calls.clear()
     for _ in range(5):
-        await below.store.find(chain, 0, 2, compute_s_per_block=0.06)
-    assert below.near.calls.count("lookup") == 1
+        assert await find() == []
+    assert below.near.calls == []
+    while not await find():
+        clock.sleep(PROBE_INTERVAL_S)
+        await let_loop_run()
+    assert set(below.near.calls) == {"lookup"}
+
+
+async def test_a_probe_ends_with_its_tier(below: Below, clock: FakeClock) -> None:
+    chain = chain_of(1)
+    await below.put(below.far, chain, range(1))
+    (run,) = await below.store.find(chain, 0, 1)
+    below.far.delay_s = 5.0
+    await below.read(run, chain)
+    decide = partial(below.store.decide, run, chain, block_bytes=BODY_BYTES, compute_s_per_block=0.01)
+    decide()
     clock.sleep(PROBE_INTERVAL_S)
-    await below.store.find(chain, 0, 2, compute_s_per_block=0.06)
-    assert below.near.calls.count("lookup") == 2
+    below.far.gate = asyncio.Event()
+    decide()
+    await let_loop_run()
+    await below.store.close()
+    assert (await below.stats_of("redis")).name == "redis"
+
+
+async def test_a_block_that_was_found_is_not_written_again(below: Below) -> None:
+    chain = chain_of(2)
+    await below.put(below.near, chain, range(2))
+    await below.store.find(chain, 0, 2)
+    await below.publish(chain)
+    assert below.near.calls.count("write") == 1
+    assert (await below.stats_of("disk")).writes.written_blocks == 0
+
+
+@pytest.mark.parametrize("outcome", [ReadOutcome.MISSING, ReadOutcome.WRONG_SIZE])
+async def test_a_block_that_was_found_but_is_not_to_be_had_is_written_again(below: Below, outcome: ReadOutcome) -> None:
+    chain = chain_of(2)
+    await below.put(below.near, chain, range(2))
+    (run,) = await below.store.find(chain, 0, 2)
+    if outcome is ReadOutcome.MISSING:
+        await below.near.inner.delete(ROOT, chain.hashes[1:])
+    else:
+        await below.near.inner.write(ROOT, [TierEntry(chain.hashes[1], [b"short"], ttl_s=TTL_S)])
+    assert await below.read(run, chain) == [body_of(0)]
+    await below.publish(chain)
+    (run,) = await below.store.find(chain, 0, 2)
+    assert await below.read(run, chain) == [body_of(0), body_of(1)]
 
 
 async def test_clear_reaches_every_tier_and_says_that_one_did_not_answer(below: Below) -> None:
@@ -344,3 +470,13 @@ async def test_closing_drops_what_waits(below: Below) -> None:
         below.store.note_published(chain, block, body_of(block))
     await below.store.close()
     assert (await below.stats_of("disk")).writes.pending_bytes == 0
+
+
+async def test_blocks_that_were_not_written_are_offered_again(below: Below) -> None:
+    chain = chain_of(2)
+    below.near.is_down = True
+    await below.publish(chain)
+    assert (await below.stats_of("disk")).writes.dropped_blocks == 2
+    below.near.is_down = False
+    await below.publish(chain)
+    assert (await below.stats_of("disk")).writes.written_blocks == 2

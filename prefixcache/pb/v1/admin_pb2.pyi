@@ -217,6 +217,7 @@ class TokenStats(_message.Message):
     COMPUTED_FIELD_NUMBER: _builtins.int
     SAVED_S_FIELD_NUMBER: _builtins.int
     HIT_RATE_FIELD_NUMBER: _builtins.int
+    PREFILL_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
     prompt: _builtins.int
     """Prompt tokens."""
     cached: _builtins.int
@@ -231,6 +232,10 @@ class TokenStats(_message.Message):
     """Estimated prefill seconds saved."""
     hit_rate: _builtins.float
     """cached / prompt, 0 where no prompt was seen."""
+    prefill_s_per_token: _builtins.float
+    """Moving average of the seconds that computing one prompt token takes: what a
+    fetch from a tier is compared with. Absent before the first.
+    """
     def __init__(
         self,
         *,
@@ -240,12 +245,15 @@ class TokenStats(_message.Message):
         computed: _builtins.int = ...,
         saved_s: _builtins.float = ...,
         hit_rate: _builtins.float = ...,
+        prefill_s_per_token: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_s_per_token", b"_prefill_s_per_token", "prefill_s_per_token", b"prefill_s_per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "completion", b"completion", "computed", b"computed", "hit_rate", b"hit_rate", "prompt", b"prompt", "saved_s", b"saved_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_s_per_token", b"_prefill_s_per_token", "cached", b"cached", "completion", b"completion", "computed", b"computed", "hit_rate", b"hit_rate", "prefill_s_per_token", b"prefill_s_per_token", "prompt", b"prompt", "saved_s", b"saved_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefill_s_per_token: _TypeAlias = _typing.Literal["prefill_s_per_token"]  # noqa: Y015
+    _WhichOneofArgType__prefill_s_per_token: _TypeAlias = _typing.Literal["_prefill_s_per_token", b"_prefill_s_per_token"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_s_per_token) -> _WhichOneofReturnType__prefill_s_per_token | None: ...
 
 Global___TokenStats: _TypeAlias = TokenStats  # noqa: Y015
 
@@ -563,6 +571,11 @@ class EngineStats(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     NUM_BUSY_SLOTS_FIELD_NUMBER: _builtins.int
     DROPPED_RECOMPUTE_TOKENS_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    OLDEST_WAIT_S_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    NUM_PARKED_FIELD_NUMBER: _builtins.int
+    PARKED_BYTES_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     """Requests waiting for admission."""
     num_running: _builtins.int
@@ -581,6 +594,18 @@ class EngineStats(_message.Message):
     """Slots in use."""
     dropped_recompute_tokens: _builtins.int
     """Generated tokens given up without canonical recomputation since start."""
+    recomputed_tokens: _builtins.int
+    """Generated tokens that were recomputed since start."""
+    oldest_wait_s: _builtins.float
+    """Seconds since the arrival of the oldest request that waits for a slot or
+    is parked; 0 where there is none.
+    """
+    num_preemptions: _builtins.int
+    """Sequences that gave their slot to one of higher priority, since start."""
+    num_parked: _builtins.int
+    """Sequences that are parked: they gave their slot up and will go on."""
+    parked_bytes: _builtins.int
+    """Bytes of their KV, part of the memory plan's "parking"."""
     def __init__(
         self,
         *,
@@ -593,10 +618,15 @@ class EngineStats(_message.Message):
         num_slots: _builtins.int = ...,
         num_busy_slots: _builtins.int = ...,
         dropped_recompute_tokens: _builtins.int = ...,
+        recomputed_tokens: _builtins.int = ...,
+        oldest_wait_s: _builtins.float = ...,
+        num_preemptions: _builtins.int = ...,
+        num_parked: _builtins.int = ...,
+        parked_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped_recompute_tokens", b"dropped_recompute_tokens", "max_num_seqs", b"max_num_seqs", "num_busy_slots", b"num_busy_slots", "num_draining_slots", b"num_draining_slots", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_slots", b"num_slots", "num_waiting", b"num_waiting", "pending_recompute_tokens", b"pending_recompute_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped_recompute_tokens", b"dropped_recompute_tokens", "max_num_seqs", b"max_num_seqs", "num_busy_slots", b"num_busy_slots", "num_draining_slots", b"num_draining_slots", "num_iterations", b"num_iterations", "num_parked", b"num_parked", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_slots", b"num_slots", "num_waiting", b"num_waiting", "oldest_wait_s", b"oldest_wait_s", "parked_bytes", b"parked_bytes", "pending_recompute_tokens", b"pending_recompute_tokens", "recomputed_tokens", b"recomputed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

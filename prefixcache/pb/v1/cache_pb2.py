@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from prefixcache.pb.v1 import worker_pb2 as prefixcache_dot_pb_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprefixcache/pb/v1/cache.proto\x12\x11prefixcache.pb.v1\x1a\x1eprefixcache/pb/v1/worker.proto\"N\n\rLookupRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"\xa2\x02\n\x0eLookupResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12^\n\x18\x61vailable_tokens_by_tier\x18\x06 \x03(\x0b\x32<.prefixcache.pb.v1.LookupResponse.AvailableTokensByTierEntry\x1a<\n\x1a\x41vailableTokensByTierEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"L\n\x0bWarmRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"\xa2\x01\n\x0cWarmResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r2\xa5\x01\n\x0bPrefixCache\x12M\n\x06Lookup\x12 .prefixcache.pb.v1.LookupRequest\x1a!.prefixcache.pb.v1.LookupResponse\x12G\n\x04Warm\x12\x1e.prefixcache.pb.v1.WarmRequest\x1a\x1f.prefixcache.pb.v1.WarmResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprefixcache/pb/v1/cache.proto\x12\x11prefixcache.pb.v1\x1a\x1eprefixcache/pb/v1/worker.proto\"N\n\rLookupRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"\xa2\x02\n\x0eLookupResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12^\n\x18\x61vailable_tokens_by_tier\x18\x06 \x03(\x0b\x32<.prefixcache.pb.v1.LookupResponse.AvailableTokensByTierEntry\x1a<\n\x1a\x41vailableTokensByTierEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"^\n\x0bWarmRequest\x12)\n\x06prompt\x18\x01 \x01(\x0b\x32\x19.prefixcache.pb.v1.Prompt\x12\x12\n\ncache_salt\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x05\"\xa2\x01\n\x0cWarmResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r2\xa5\x01\n\x0bPrefixCache\x12M\n\x06Lookup\x12 .prefixcache.pb.v1.LookupRequest\x1a!.prefixcache.pb.v1.LookupResponse\x12G\n\x04Warm\x12\x1e.prefixcache.pb.v1.WarmRequest\x1a\x1f.prefixcache.pb.v1.WarmResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,9 +41,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOOKUPRESPONSE_AVAILABLETOKENSBYTIERENTRY']._serialized_start=395
   _globals['_LOOKUPRESPONSE_AVAILABLETOKENSBYTIERENTRY']._serialized_end=455
   _globals['_WARMREQUEST']._serialized_start=457
-  _globals['_WARMREQUEST']._serialized_end=533
-  _globals['_WARMRESPONSE']._serialized_start=536
-  _globals['_WARMRESPONSE']._serialized_end=698
-  _globals['_PREFIXCACHE']._serialized_start=701
-  _globals['_PREFIXCACHE']._serialized_end=866
+  _globals['_WARMREQUEST']._serialized_end=551
+  _globals['_WARMRESPONSE']._serialized_start=554
+  _globals['_WARMRESPONSE']._serialized_end=716
+  _globals['_PREFIXCACHE']._serialized_start=719
+  _globals['_PREFIXCACHE']._serialized_end=884
 # @@protoc_insertion_point(module_scope)

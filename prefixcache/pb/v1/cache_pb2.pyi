@@ -124,8 +124,11 @@ class WarmRequest(_message.Message):
 
     PROMPT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     cache_salt: _builtins.str
     """As in GenerateRequest."""
+    priority: _builtins.int
+    """As in GenerateRequest, -100 to 100."""
     @_builtins.property
     def prompt(self) -> _worker_pb2.Prompt:
         """The prompt. Required; as long as a Generate may have."""
@@ -135,10 +138,11 @@ class WarmRequest(_message.Message):
         *,
         prompt: _worker_pb2.Prompt | None = ...,
         cache_salt: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "priority", b"priority", "prompt", b"prompt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -373,6 +373,7 @@ class GenerateRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     REPORT_PROGRESS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     cache_salt: _builtins.str
     """Requests share cached prefixes only with requests of the same salt; empty
     (default): the common scope. At most 256 bytes.
@@ -387,6 +388,14 @@ class GenerateRequest(_message.Message):
     """
     report_progress: _builtins.bool
     """Stream Progress while the prompt is computed."""
+    priority: _builtins.int
+    """-100 to 100, higher goes first; 0 (default). A request gains one level for
+    every ten seconds since its arrival, so none waits forever. Of waiting
+    requests of one priority the one with the longest prefix in memory goes
+    first, for at most the worker's --max-reorder-wait. Where all slots are
+    taken, a running request of lower priority, ages counted, gives way and
+    goes on later. Changes when a request is answered, never what.
+    """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """The prompt. Required."""
@@ -409,10 +418,11 @@ class GenerateRequest(_message.Message):
         model: _builtins.str = ...,
         bypass_prefix_cache: _builtins.bool = ...,
         report_progress: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "model", b"model", "prompt", b"prompt", "report_progress", b"report_progress", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "model", b"model", "priority", b"priority", "prompt", b"prompt", "report_progress", b"report_progress", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -720,7 +730,9 @@ class Usage(_message.Message):
     completion_tokens: _builtins.int
     """Tokens generated, over all samples."""
     cached_prompt_tokens: _builtins.int
-    """Prompt tokens whose KV came from the cache."""
+    """Prompt tokens whose KV came from the cache; more than Started said where
+    another request went in between and published blocks of this prompt.
+    """
     cache_creation_tokens: _builtins.int
     """Prompt tokens whose blocks this request put into the cache by its end."""
     @_builtins.property
