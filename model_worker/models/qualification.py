@@ -24,7 +24,7 @@ from prefixcache.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
