@@ -16,16 +16,14 @@ PROCESS_BYTES = 800 << 20
 class MemoryPlan:
     """Bytes by part.
 
-    ``decode_tails`` are the open partitions of decoding sequences, ``parking`` is for the KV of sequences
-    that gave their slots up, ``write_queues`` hold blocks on their way to tiers; ``process`` is what Python and
-    torch take.
+    ``parking`` is for the KV of sequences that gave their slots up, ``write_queues`` hold blocks on their
+    way to tiers; ``process`` is what Python and torch take.
     """
 
     weights: int
     packed_weights: int
     slots: int
     l1: int
-    decode_tails: int = 0
     parking: int = 0
     write_queues: int = 0
     process: int = PROCESS_BYTES
@@ -37,7 +35,6 @@ class MemoryPlan:
             "packed_weights": self.packed_weights,
             "slots": self.slots,
             "l1": self.l1,
-            "decode_tails": self.decode_tails,
             "parking": self.parking,
             "write_queues": self.write_queues,
             "process": self.process,

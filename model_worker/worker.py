@@ -29,11 +29,10 @@ from model_worker.models.conversion import digest_folder
 from model_worker.models.loading import (
     LoadedModel,
     LoadOptions,
-    decode_tails,
+    decode_attention,
     load,
     numerics_profile,
     pick_device,
-    tails_bytes,
 )
 from model_worker.models.machine import machine_facts
 from model_worker.models.measuring import Meter
@@ -111,8 +110,14 @@ def build_on(
     startup.note("cache")
     logger.info("built in: %s", startup.text())
     rows = qualification.row_counts
-    tails = decode_tails(model, qualification.partition, max_rows=limits.max_num_seqs)
-    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=rows, tails=tails, observe_logits=observe_logits)
+    runner = ModelRunner(
+        model,
+        slots=slots,
+        cells=cells,
+        allowed_rows=rows,
+        decode_attention=decode_attention(model, qualification.partition, slots.kv),
+        observe_logits=observe_logits,
+    )
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
     facts = worker_facts(namespace, plan, qualification=qualification, machine=machine, startup_s=startup.seconds)
     parts = EngineParts(
@@ -201,7 +206,6 @@ def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> Memo
         packed_weights=model.packed_bytes,
         slots=slots.total_bytes,
         l1=settings.l1_bytes if settings.is_cache_enabled else 0,
-        decode_tails=tails_bytes(model, max_rows=settings.max_num_seqs),
         parking=settings.parking_bytes,
         write_queues=settings.tiers.num_tiers * settings.tiers.write_queue_bytes,
     )

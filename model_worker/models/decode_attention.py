@@ -1,25 +1,25 @@
-"""Attention of a decode batch on CPU: shared prefixes in one product, all open partitions in one more.
+"""Attention of a decode batch on CPU, over partitions of KV that ``partitions`` plans.
 
-K and V of a row up to its last whole partition lie in its slot and are read in the runs that
-``partitions`` plans; those of the open partition lie beside the other rows' in ``DecodeTails``. Scores
-of all of a row's positions meet in one softmax, and products with V are summed partition by
-partition, at fixed places: what a row computes does not depend on who reads with it. ``pick_partition``
-finds at load for which size that holds. Shared prefixes in one product: Hydragen (Juravsky et al., 2024).
+A shared prefix is one product with the queries of all rows that share it; rows in neighbouring slots are
+one batched product. Scores of all of a row's positions meet in one softmax, and products with V are summed
+partition by partition, at fixed places: what a row computes does not depend on who reads with it.
+``partition_probe`` finds at load for which size that holds. Shared prefixes in one product: Hydragen
+(Juravsky et al., 2024).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from model_worker.models.layout import KvLayout
-from model_worker.models.partitions import Prefix, Run, plan_runs
+from model_worker.models.partitions import Prefix, Product, plan_products
 from prefixcache.core.blocks import TOKEN_BYTES
 
 FEWEST_ROWS = 4
-TAIL_STEP = 64
+END_STEP = 64
+MINUS_INF = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,106 +30,94 @@ class Partition:
     sums_in_order: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class DecodeMember:
-    """One row of a decode: the position of its token, its slot's KV and the place of its open partition.
+    """One row of a decode: its slot's place in the array of slots, its token's position, what it may share."""
 
-    ``kv`` is ``[num_layers, 2 * num_kv_heads, capacity, head_dim]``, K before V.
-    """
-
-    kv: Tensor
-    tail: int
+    slot: int
     position: int
     prefix: Prefix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodePlan:
-    """The attention of one decode; its rows are the members in the order ``order``.
+    """The attention of one decode; its rows are the members in ascending order of slots, ``order``.
 
-    ``kv`` has for each of ``runs`` the slot it is read from. ``tails`` is
-    ``[num_layers, 2, places, num_kv_heads, partition.size, head_dim]``, from the first place anybody is at to the
-    last; row r's token goes to ``offsets[r]`` of ``places[r]``, and ``tail_mask`` ``[rows, 1, tail]`` hides what is
-    beyond it. ``segments`` are (first row, rows, whole partitions), for neighbours that have equally many. A row's
-    queries of one KV head take ``group_rows``.
+    ``kv`` is the array of slots. ``products`` come with their positions ``[start, end)``; ``hidden`` are
+    places in a layer's scores that lie beyond a row's token. The last four are room for one layer:
+    ``queries``, ``scores`` and ``weights`` ``[num_kv_heads, rows, group_rows, head_dim or positions]``,
+    rows first where there is one product alone, and ``output`` ``[padded rows, num_heads * head_dim]``.
     """
 
     order: list[int]
-    runs: list[Run]
-    kv: list[Tensor]
-    tails: Tensor
-    places: Tensor
-    offsets: Tensor
-    tail_mask: Tensor
-    segments: list[tuple[int, int, int]]
-    group_rows: int
+    kv: Tensor
+    row_slots: list[int]
+    slots: Tensor
+    positions: Tensor
+    products: list[tuple[Product, int, int]]
+    hidden: Tensor
     storage_dtype: torch.dtype
     partition: Partition
-
-
-class DecodeTails:
-    """The open partitions of up to ``num_rows`` decoding sequences, beside each other. Model thread only.
-
-    A place holds the KV of its sequence's positions from the last whole partition on; when the next one
-    begins, the whole one is written back to the slot.
-    """
-
-    def __init__(self, layout: KvLayout, partition: Partition, *, num_rows: int, num_heads: int) -> None:
-        shape = (layout.num_layers, 2, num_rows, layout.num_kv_heads, partition.size, layout.head_dim)
-        self._tails = torch.zeros(shape, dtype=layout.working_dtype)
-        self._starts: list[int | None] = [None] * num_rows
-        self._group_rows = group_rows(num_heads // layout.num_kv_heads)
-        self._storage_dtype = layout.storage_dtype
-        self._partition = partition
+    queries: Tensor
+    scores: Tensor
+    weights: Tensor
+    output: Tensor
 
     @property
-    def partition_size(self) -> int:
-        """Tokens of a partition."""
-        return self._partition.size
+    def is_one_product(self) -> bool:
+        """Whether one product of each row's own KV is all there is."""
+        return len(self.products) == 1
 
-    def forget(self, tail: int) -> None:
-        """What this place holds is no longer its slot's."""
-        self._starts[tail] = None
 
-    def write_back(self, kv: Tensor, tail: int, *, end: int) -> None:
-        """Bring what the place holds before position ``end`` into the slot."""
-        start = self._starts[tail]
-        if start is not None and start < end:
-            kv[:, :, start:end].unflatten(1, (2, -1)).copy_(self._tails[:, :, tail, :, : end - start])
+class DecodeAttention:
+    """Plans decodes over ``kv``, ``[num_layers, slots, num_kv_heads, 2, positions, head_dim]``. Model thread only."""
 
-    def plan(self, members: Sequence[DecodeMember]) -> DecodePlan:
-        """Make the open partitions ready and plan the attention of ``members``."""
-        for member in members:
-            self._open(member)
-        size = self._partition.size
-        order, runs = plan_runs([member.prefix for member in members], partition_bytes=size * TOKEN_BYTES)
-        ordered = [members[place] for place in order]
-        places, offsets = [member.tail for member in ordered], [member.position % size for member in ordered]
-        first, last = min(places), max(places)
+    def __init__(self, layout: KvLayout, partition: Partition, kv: Tensor, *, num_heads: int) -> None:
+        self.partition_size = partition.size
+        self._layout = layout
+        self._partition = partition
+        self._kv = kv
+        self._num_heads = num_heads
+        self._group_rows = group_rows(num_heads // layout.num_kv_heads)
+
+    def plan(self, members: Sequence[DecodeMember], *, num_padded: int) -> DecodePlan:
+        """Plan the attention of ``members``, each in a slot of its own, in a forward of ``num_padded`` rows.
+
+        The slots must be numbers, not NaN or infinite, from each token's position to the end of its partition.
+        """
+        order = sorted(range(len(members)), key=lambda place: members[place].slot)
+        rows = [members[place] for place in order]
+        slots = [row.slot for row in rows]
+        prefixes = [row.prefix for row in rows]
+        found = plan_products(prefixes, slots, partition_bytes=self.partition_size * TOKEN_BYTES)
+        products = [(product, *self._positions(product, rows)) for product in found]
+        layout, num_rows, width = self._layout, len(rows), max(end for _, _, end in products)
+        outer = (num_rows, layout.num_kv_heads) if len(products) == 1 else (layout.num_kv_heads, num_rows)
+        shape, dtype = (*outer, self._group_rows), self._kv.dtype
         return DecodePlan(
             order=order,
-            runs=runs,
-            kv=[ordered[run.row].kv for run in runs],
-            tails=self._tails[:, :, first : last + 1],
-            places=torch.tensor(places) - first,
-            offsets=torch.tensor(offsets),
-            tail_mask=_tail_mask(offsets, size, self._tails.dtype),
-            segments=_segments([member.prefix.num_closed for member in ordered]),
-            group_rows=self._group_rows,
-            storage_dtype=self._storage_dtype,
+            kv=self._kv,
+            row_slots=slots,
+            slots=torch.tensor(slots),
+            positions=torch.tensor([row.position for row in rows]),
+            products=products,
+            hidden=_hidden(products, [row.position for row in rows], (*shape, width)),
+            storage_dtype=layout.storage_dtype,
             partition=self._partition,
+            queries=torch.zeros(*shape, layout.head_dim, dtype=dtype),
+            scores=torch.full((*shape, width), MINUS_INF, dtype=dtype),
+            weights=torch.empty(*shape, width, dtype=dtype),
+            output=torch.zeros(num_padded, self._num_heads * layout.head_dim, dtype=dtype),
         )
 
-    def _open(self, member: DecodeMember) -> None:
-        """Have the positions before the member's token, from the last whole partition on, in its place."""
-        start = member.position // self._partition.size * self._partition.size
-        if self._starts[member.tail] == start:
-            return
-        self.write_back(member.kv, member.tail, end=start)
-        tail, num_known = self._tails[:, :, member.tail], member.position - start
-        tail[:, :, :, :num_known].copy_(member.kv[:, :, start : member.position].unflatten(1, (2, -1)))
-        tail[:, :, :, num_known:].zero_()
-        self._starts[member.tail] = start
+    def _positions(self, product: Product, rows: Sequence[DecodeMember]) -> tuple[int, int]:
+        """Where a product begins and ends; in a partition that is nobody's whole, after the last token in it."""
+        size = self.partition_size
+        start, end = product.start * size, product.end * size
+        if product.num_ending == product.num_rows:
+            last = max(row.position for row in rows[product.rows]) % size
+            end += min((last // END_STEP + 1) * END_STEP, size) - size
+        return start, end
 
 
 def group_rows(num_queries: int) -> int:
@@ -138,102 +126,125 @@ def group_rows(num_queries: int) -> int:
 
 
 def attend_decode(query: Tensor, key_value: Tensor, *, layer: int, plan: DecodePlan) -> Tensor:
-    """Store K and V of the rows' tokens in their open partitions and attend.
+    """Store K and V of the rows' tokens in their slots and attend.
 
     ``query`` ``[num_heads, rows, head_dim]``, scaled; ``key_value`` ``[2 * num_kv_heads, rows, head_dim]``, K before
-    V; rows in the plan's order, those after it are padding and come out as zeros. Returns the shape of ``query``.
+    V; rows in the plan's order, those after it are padding and come out as zeros. Returns
+    ``[rows, num_heads * head_dim]``, which the next call overwrites.
     """
-    num_heads, num_padded, head_dim = query.shape
-    tails, num_rows = plan.tails[layer], len(plan.order)
-    num_kv_heads = tails.shape[2]
-    num_queries = num_heads // num_kv_heads
-    new = key_value[:, :num_rows].to(plan.storage_dtype).to(tails.dtype)
-    tails[:, plan.places, :, plan.offsets] = new.view(2, num_kv_heads, num_rows, head_dim).permute(2, 0, 1, 3)
-    queries = query.new_zeros(num_kv_heads, num_rows, plan.group_rows, head_dim)
-    by_head = query[:, :num_rows].view(num_kv_heads, num_queries, num_rows, head_dim)
-    queries[:, :, :num_queries] = by_head.transpose(1, 2)
-    weights = _softmax(_scores(queries, tails[0], layer, plan), plan)
-    attended = _weighted(weights, tails[1], layer, plan)[:, :, :num_queries]
-    result = query.new_zeros(num_heads, num_padded, head_dim)
-    result.view(num_kv_heads, num_queries, num_padded, head_dim)[:, :, :num_rows] = attended.transpose(1, 2)
-    return result
+    kv, num_rows = plan.kv[layer], len(plan.order)
+    num_kv_heads = kv.shape[1]
+    num_queries, head_dim = query.shape[0] // num_kv_heads, query.shape[2]
+    new = key_value[:, :num_rows].to(plan.storage_dtype).to(kv.dtype)
+    kv[plan.slots, :, :, plan.positions] = new.view(2, num_kv_heads, num_rows, head_dim).permute(2, 1, 0, 3)
+    by_head = query[:, :num_rows].unflatten(0, (num_kv_heads, num_queries))
+    output = plan.output[:num_rows].view(num_rows, num_kv_heads, num_queries, head_dim)
+    if plan.is_one_product:
+        plan.queries[:, :, :num_queries] = by_head.permute(2, 0, 1, 3)
+        output.copy_(_attend_own(kv, plan)[:, :, :num_queries])
+    else:
+        plan.queries[:, :, :num_queries] = by_head.transpose(1, 2)
+        output.copy_(_attend_products(kv, plan)[:, :, :num_queries].transpose(0, 1))
+    return plan.output
 
 
-def _scores(queries: Tensor, tail_keys: Tensor, layer: int, plan: DecodePlan) -> Tensor:
-    """``[num_kv_heads, rows, group_rows, positions]``: those of the open partition, then of the whole ones.
-
-    A row's positions beyond its own whole partitions are not set.
-    """
-    num_kv_heads, num_rows, group, _ = queries.shape
-    size, tail = plan.partition.size, plan.tail_mask.shape[2]
-    scores = queries.new_empty(num_kv_heads, num_rows, group, tail + max(most for _, _, most in plan.segments) * size)
-    own = torch.bmm(_by_place(queries, plan), tail_keys.flatten(0, 1)[:, :tail].transpose(1, 2))
-    scores[..., :tail] = _by_row(own, plan) + plan.tail_mask
-    flat_queries, flat_scores = queries.flatten(1, 2), scores.flatten(1, 2)
-    for run, kv in zip(plan.runs, plan.kv, strict=True):
-        start, end = run.start * size, run.end * size
-        rows = slice(run.row * group, (run.row + run.num_rows) * group)
-        keys = kv[layer, :num_kv_heads, start:end]
-        flat_scores[:, rows, tail + start : tail + end] = torch.bmm(flat_queries[:, rows], keys.transpose(1, 2))
-    return scores
+def _attend_own(kv: Tensor, plan: DecodePlan) -> Tensor:
+    """Where each row reads its own KV and all of them equally far: ``[rows, num_kv_heads, group_rows, head_dim]``."""
+    [(product, start, end)] = plan.products
+    keys, values = _own_kv(kv, product, plan)
+    torch.bmm(plan.queries.flatten(0, 1), keys[:, start:end].transpose(1, 2), out=plan.scores.flatten(0, 1))
+    weights = _softmax(plan).flatten(0, 1)
+    total = None
+    for first, last in _pieces(start, end, plan.partition):
+        total = _add_product(total, weights[:, :, first:last], values[:, first:last])
+    assert total is not None
+    return total.view(plan.queries.shape)
 
 
-def _softmax(scores: Tensor, plan: DecodePlan) -> Tensor:
-    """Over each row's own positions; what is beyond them stays undefined."""
-    if len(plan.segments) == 1:
-        return torch.softmax(scores, dim=-1)
-    tail = plan.tail_mask.shape[2]
-    for row, num_rows, num_partitions in plan.segments:
-        own = scores[:, row : row + num_rows, :, : tail + num_partitions * plan.partition.size]
-        own.copy_(torch.softmax(own, dim=-1))
-    return scores
+def _attend_products(kv: Tensor, plan: DecodePlan) -> Tensor:
+    """``[num_kv_heads, rows, group_rows, head_dim]``."""
+    for product, start, end in plan.products:
+        scores = plan.scores[:, product.rows, :, start:end]
+        if product.is_shared:
+            keys, _ = _shared_kv(kv, product, plan)
+            queries = plan.queries[:, product.rows].flatten(1, 2)
+            into = plan.scores[:, product.rows].flatten(1, 2)[:, :, start:end]
+            torch.bmm(queries, keys[:, start:end].transpose(1, 2), out=into)
+        else:
+            keys, _ = _own_kv(kv, product, plan)
+            own = torch.bmm(_rows_first(plan.queries[:, product.rows]), keys[:, start:end].transpose(1, 2))
+            scores.copy_(own.view(product.num_rows, *plan.kv.shape[2:3], *own.shape[1:]).transpose(0, 1))
+    weights, total = _softmax(plan), torch.empty_like(plan.queries)
+    for product, start, end in plan.products:
+        _add_weighted(total[:, product.rows], weights[:, product.rows], (product, start, end), kv, plan)
+    return total
 
 
-def _weighted(weights: Tensor, tail_values: Tensor, layer: int, plan: DecodePlan) -> Tensor:
-    """Sum of V, ``[num_kv_heads, rows, group_rows, head_dim]``: over whole partitions in order, then the open one."""
-    num_kv_heads, num_rows, group, _ = weights.shape
-    tail, head_dim = plan.tail_mask.shape[2], tail_values.shape[-1]
-    total = weights.new_zeros(num_kv_heads, num_rows * group, head_dim)
-    flat_weights = weights.flatten(1, 2)
-    for run, kv in zip(plan.runs, plan.kv, strict=True):
-        rows = slice(run.row * group, (run.row + run.num_rows) * group)
-        for start, end in _pieces(run, plan.partition):
-            own, values = flat_weights[:, rows, tail + start : tail + end], kv[layer, num_kv_heads:, start:end]
-            total[:, rows] = torch.bmm(own, values) if start == 0 else torch.baddbmm(total[:, rows], own, values)
-    of_tails = torch.bmm(_by_place(weights[..., :tail], plan), tail_values.flatten(0, 1)[:, :tail])
-    return total.view(num_kv_heads, num_rows, group, head_dim) + _by_row(of_tails, plan)
+def _add_weighted(
+    total: Tensor, weights: Tensor, planned: tuple[Product, int, int], kv: Tensor, plan: DecodePlan
+) -> None:
+    """Add a product's part of the sum of V to the ``total`` of its rows, or set it where it is the first."""
+    product, start, end = planned
+    found: Tensor | None
+    if product.is_shared:
+        _, values = _shared_kv(kv, product, plan)
+        own, found = weights.flatten(1, 2), total.flatten(1, 2)
+    else:
+        _, values = _own_kv(kv, product, plan)
+        own, found = _rows_first(weights[:, :, :, start:end]), _rows_first(total)
+    offset = 0 if product.is_shared else start
+    found = found if start else None
+    for first, last in _pieces(start, end, plan.partition):
+        found = _add_product(found, own[:, :, first - offset : last - offset], values[:, first:last])
+    assert found is not None
+    if product.is_shared:
+        total.copy_(found.view(total.shape))
+    else:
+        total.copy_(found.view(product.num_rows, total.shape[0], *total.shape[2:]).transpose(0, 1))
 
 
-def _pieces(run: Run, partition: Partition) -> list[tuple[int, int]]:
-    """Positions of a run, ``(start, end)`` for each product: all at once where that sums in order."""
-    size = partition.size
+def _own_kv(kv: Tensor, product: Product, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """K and V of neighbouring slots, each ``[rows * num_kv_heads, positions, head_dim]``."""
+    first = plan.row_slots[product.row]
+    both = kv[first : first + product.num_rows].flatten(0, 1)
+    return both[:, 0], both[:, 1]
+
+
+def _shared_kv(kv: Tensor, product: Product, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+    """K and V of the slot that several rows read, each ``[num_kv_heads, positions, head_dim]``."""
+    slot = plan.row_slots[product.row]
+    return kv[slot, :, 0], kv[slot, :, 1]
+
+
+def _softmax(plan: DecodePlan) -> Tensor:
+    """Of a layer's scores over each row's own positions."""
+    plan.scores.view(-1).index_fill_(0, plan.hidden, MINUS_INF)
+    return torch.softmax(plan.scores, dim=-1, out=plan.weights)
+
+
+def _add_product(total: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:
+    return torch.bmm(weights, values) if total is None else torch.baddbmm(total, weights, values)
+
+
+def _rows_first(by_head: Tensor) -> Tensor:
+    """``[num_kv_heads, rows, a, b]`` to ``[rows * num_kv_heads, a, b]``."""
+    return by_head.transpose(0, 1).flatten(0, 1)
+
+
+def _pieces(start: int, end: int, partition: Partition) -> Iterator[tuple[int, int]]:
+    """Positions of each product with V between ``start`` and ``end``: one where that sums in order."""
     if partition.sums_in_order:
-        return [(run.start * size, run.end * size)]
-    return [(place * size, (place + 1) * size) for place in range(run.start, run.end)]
+        yield start, end
+        return
+    for first in range(start, end, partition.size):
+        yield first, min(first + partition.size, end)
 
 
-def _by_place(rows: Tensor, plan: DecodePlan) -> Tensor:
-    """``[num_kv_heads, rows, ...]`` to ``[places * num_kv_heads, ...]``, zeros where nobody is."""
-    by_place = rows.new_zeros(plan.tails.shape[2], rows.shape[0], *rows.shape[2:])
-    by_place[plan.places] = rows.transpose(0, 1)
-    return by_place.flatten(0, 1)
-
-
-def _by_row(places: Tensor, plan: DecodePlan) -> Tensor:
-    """``[places * num_kv_heads, ...]`` to ``[num_kv_heads, rows, ...]``."""
-    return places.view(-1, plan.tails.shape[3], *places.shape[1:])[plan.places].transpose(0, 1)
-
-
-def _tail_mask(offsets: Sequence[int], size: int, dtype: torch.dtype) -> Tensor:
-    longest = min(max(offsets) // TAIL_STEP * TAIL_STEP + TAIL_STEP, size)
-    beyond = torch.arange(longest) > torch.tensor(offsets).view(-1, 1, 1)
-    return torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, float("-inf"))
-
-
-def _segments(num_partitions: Sequence[int]) -> list[tuple[int, int, int]]:
-    segments, row = [], 0
-    for number, rows in groupby(num_partitions):
-        num_rows = len(list(rows))
-        segments.append((row, num_rows, number))
-        row += num_rows
-    return segments
+def _hidden(products: list[tuple[Product, int, int]], positions: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    """Places in the flat scores that a product computes for a row beyond its token."""
+    is_hidden = torch.zeros(shape, dtype=torch.bool)
+    rows_first = is_hidden if len(products) == 1 else is_hidden.transpose(0, 1)
+    for product, _, end in products:
+        for row in range(product.row, product.row + product.num_rows):
+            rows_first[row, :, :, positions[row] + 1 : end] = True
+    return is_hidden.view(-1).nonzero().view(-1)

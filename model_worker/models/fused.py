@@ -100,10 +100,9 @@ class FusedLlamaLayer(nn.Module):
         rotated = rotate(heads[: self.num_heads + self.num_kv_heads], *rotary)
         heads[self.num_heads : self.num_heads + self.num_kv_heads] = rotated[self.num_heads :]
         query, key_value = rotated[: self.num_heads] * self.scaling, heads[self.num_heads :]
-        if batch.decode is None:
-            attended = attend(query, key_value, layer=self.layer_idx, batch=batch, window=self.window)
-        else:
-            attended = attend_decode(query, key_value, layer=self.layer_idx, plan=batch.decode)
+        if batch.decode is not None:
+            return self.output.apply_rows(attend_decode(query, key_value, layer=self.layer_idx, plan=batch.decode))
+        attended = attend(query, key_value, layer=self.layer_idx, batch=batch, window=self.window)
         return self.output.apply_rows(attended.transpose(0, 1).reshape(rows.shape[0], -1))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_worker.models.costs import decode_bytes, prefill_ops
 from model_worker.models.decode_attention import Partition
 from model_worker.models.linear import packed_linears
-from model_worker.models.loading import LoadedModel, decode_tails
+from model_worker.models.loading import LoadedModel
 from model_worker.models.row_probe import padded_rows
 from model_worker.models.trial import Row, Trial, walk_tokens
 from prefixcache.config import format_size
@@ -86,7 +86,7 @@ class Workload:
     def __init__(self, model: LoadedModel, *, allowed_rows: tuple[int, ...], partition: Partition | None) -> None:
         self._device = model.device
         self._num_rows = padded_rows(1, allowed_rows)
-        self._trial = Trial(model.causal, model.layout, tails=decode_tails(model, partition, max_rows=1))
+        self._trial = Trial(model.causal, model.layout, partition=partition)
         self._buffer = self._vector = self._matrix = self._kv = torch.empty(0)
         self.dtype = compute_dtype(model)
         self.matrix_size = MATRIX_SIZE[model.device.type]

@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from model_worker.models.decode_attention import DecodeMember, DecodeTails, Partition, attend_decode, group_rows
+from model_worker.models.decode_attention import DecodeAttention, DecodeMember, Partition, attend_decode, group_rows
 from model_worker.models.layout import KvLayout
 from model_worker.models.partitions import Prefix
+from prefixcache.core.blocks import TOKEN_BYTES
 
 PARTITION_SIZES = (192, 256, 384, 320, 128)
 LONGEST_RUN_TOKENS = 8_192
@@ -49,35 +50,36 @@ def _sums_in_order(layout: KvLayout, size: int, num_rows: int) -> bool:
 def rows_are_alone(layout: KvLayout, partition: Partition, *, num_heads: int, max_rows: int) -> bool:
     """Whether a row of ``attend_decode`` has the same bits in crowds of all sizes that share more or less with it."""
     generator, probe = torch.Generator().manual_seed(PROBE_SEED), replace(layout, num_layers=1)
-    size, num_kv = partition.size, 2 * layout.num_kv_heads
-    kv = torch.randn(1, num_kv, (NUM_PARTITIONS + 1) * size, layout.head_dim, generator=generator)
-    members = [_member(kv.to(layout.working_dtype), place, size) for place in range(max_rows)]
-    query, new = (
-        torch.randn(heads, max_rows, layout.head_dim, generator=generator).to(layout.working_dtype)
-        for heads in (num_heads, num_kv)
+    size, num_kv = partition.size, layout.num_kv_heads
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(layout.working_dtype)
+
+    kv = random(1, max_rows, num_kv, 2, (NUM_PARTITIONS + 1) * size, layout.head_dim)
+    kv[:, :, :, :, : NUM_PARTITIONS * size] = kv[:, :1, :, :, : NUM_PARTITIONS * size].clone()
+    query, new = random(num_heads, max_rows, layout.head_dim), random(2 * num_kv, max_rows, layout.head_dim)
+    attention = DecodeAttention(probe, partition, kv, num_heads=num_heads)
+
+    def attended(rows: range, *, shares: bool) -> Tensor:
+        members = [_member(place, size, shares=shares) for place in rows]
+        plan = attention.plan(members, num_padded=len(rows))
+        own = slice(rows.start, rows.stop)
+        return attend_decode(query[:, own], new[:, own], layer=0, plan=plan).clone()
+
+    alone = torch.cat([attended(range(row, row + 1), shares=False) for row in range(max_rows)])
+    crowds = [range(first, first + count) for count in range(2, max_rows + 1) for first in {0, max_rows - count}]
+    return all(
+        torch.equal(attended(crowd, shares=shares), alone[crowd.start : crowd.stop])
+        for crowd in crowds
+        for shares in (False, True)
     )
 
-    def attended(rows: slice) -> Tensor:
-        return _attended(probe, partition, members[rows], query[:, rows], new[:, rows])
 
-    alone = torch.cat([attended(slice(row, row + 1)) for row in range(max_rows)], dim=1)
-    crowds = [slice(first, first + count) for count in range(2, max_rows + 1) for first in {0, max_rows - count}]
-    return all(torch.equal(attended(crowd), alone[:, crowd]) for crowd in crowds)
-
-
-def _member(kv: Tensor, place: int, size: int) -> DecodeMember:
-    """A row that shares two or three partitions and stands somewhere in the one after them."""
-    num_partitions = NUM_PARTITIONS - place % 2
-    tokens = bytes(NUM_PARTITIONS * size * 4)
+def _member(place: int, size: int, *, shares: bool) -> DecodeMember:
+    """A row with two or three whole partitions, which all but the first share if any do, somewhere in the next one."""
+    num_partitions = NUM_PARTITIONS - place // 3 % 2
     position = num_partitions * size + place * 37 % size
-    return DecodeMember(kv, place, position, Prefix(b"", tokens, num_partitions, num_partitions))
-
-
-def _attended(
-    layout: KvLayout, partition: Partition, members: list[DecodeMember], query: Tensor, key_value: Tensor
-) -> Tensor:
-    """The attention of ``members``, in their order, on tails of their own."""
-    num_places = max(member.tail for member in members) + 1
-    plan = DecodeTails(layout, partition, num_rows=num_places, num_heads=query.shape[0]).plan(members)
-    attended = attend_decode(query[:, plan.order], key_value[:, plan.order], layer=0, plan=plan)
-    return attended[:, sorted(range(len(plan.order)), key=plan.order.__getitem__)]
+    num_shared = num_partitions if shares and place else 0
+    return DecodeMember(
+        place, position, Prefix(b"", bytes(num_shared * size * TOKEN_BYTES), num_shared, num_partitions)
+    )

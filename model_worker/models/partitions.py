@@ -1,8 +1,8 @@
-"""Which rows of a decode batch read which KV: partitions cut at fixed positions, shared prefixes once.
+"""Which rows of a decode batch read which KV together: partitions cut at fixed positions.
 
-Pure. A row's KV before its last, open partition is read in whole partitions; rows whose prompts
-begin with the same tokens read the partitions they have in common from one of them, in one
-product. What a row reads, and in which pieces, depends on that row alone.
+Pure. Rows whose prompts begin with the same tokens read the partitions that they have in common
+from one slot, in one product; what is a row's own is read beside that of its neighbours in
+memory. Where KV is cut depends on positions alone, never on who else is there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,8 @@ from itertools import groupby
 class Prefix:
     """What of a row may be shared: KV that is a function of ``root`` and the leading ``tokens``, token bytes.
 
-    ``num_partitions`` whole partitions of the row can be shared; ``num_closed`` it has in all.
+    ``num_partitions`` whole partitions of the row can be shared; ``num_closed`` it has in all, before the one its
+    token is in.
     """
 
     root: bytes
@@ -29,66 +30,100 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Rows ``[row, row + num_rows)`` of the order read partitions ``[start, end)``, from the first of them."""
+class Product:
+    """Rows ``[row, row + num_rows)`` read partitions ``[start, end)``: all from the first one's slot, or each its own.
+
+    ``num_ending`` of the rows have their token in the last of the partitions.
+    """
 
     row: int
     num_rows: int
     start: int
     end: int
+    is_shared: bool
+    num_ending: int = 0
+
+    @property
+    def rows(self) -> slice:
+        """The rows."""
+        return slice(self.row, self.row + self.num_rows)
 
 
-def plan_runs(prefixes: Sequence[Prefix], *, partition_bytes: int) -> tuple[list[int], list[Run]]:
-    """An order of the rows in which those that share lie together, and what they read, ascending for each row.
+def plan_products(prefixes: Sequence[Prefix], slots: Sequence[int], *, partition_bytes: int) -> list[Product]:
+    """What rows in ``slots``, ascending, read; ascending for each row, and at most two products a row.
 
     O(rows log rows) comparisons of token bytes.
 
-    >>> same, other = b"aabbcc", b"aaxxcc"
-    >>> rows = [Prefix(b"", same, 3, 3), Prefix(b"", other, 3, 3), Prefix(b"", same, 2, 4)]
-    >>> order, runs = plan_runs(rows, partition_bytes=2)
-    >>> order, [(run.row, run.num_rows, run.start, run.end) for run in runs]
-    ([2, 0, 1], [(0, 3, 0, 1), (0, 2, 1, 2), (0, 1, 2, 4), (1, 1, 2, 3), (2, 1, 1, 3)])
+    >>> rows = [Prefix(b"", b"aabb", 2, 2), Prefix(b"", b"aabb", 2, 3), Prefix(b"", b"", 0, 3)]
+    >>> for p in plan_products(rows, [0, 1, 2], partition_bytes=2):
+    ...     print(p.row, p.num_rows, p.start, p.end, p.is_shared, p.num_ending)
+    0 2 0 2 True 0
+    0 2 2 3 False 1
+    1 1 3 4 False 1
+    2 1 0 4 False 1
     """
-    shared = [(p.root, p.tokens[: p.num_partitions * partition_bytes]) for p in prefixes]
-    order = sorted(range(len(prefixes)), key=lambda place: shared[place])
-    keys = [shared[place] for place in order]
-    closed = [prefixes[place].num_closed for place in order]
-    runs: list[Run] = []
-    for _, rows in groupby(range(len(order)), key=lambda row: keys[row][0]):
-        members = list(rows)
-        texts = [keys[row][1] for row in members]
-        runs += _runs(texts, closed, members[0], 0, partition_bytes)
-    return order, runs
+    products = []
+    starts = [0] * len(prefixes)
+    for rows, start, end in _shared_runs(prefixes, partition_bytes):
+        for row, num_rows in _consecutive(rows):
+            if num_rows > 1:
+                products.append(Product(row, num_rows, start, end, is_shared=True))
+                starts[row : row + num_rows] = [end] * num_rows
+    ends = [prefix.num_closed + 1 for prefix in prefixes]
+    for first, last in _neighbours(slots, starts):
+        products += _cover(ends, first, last, starts[first])
+    return products
 
 
-def _runs(texts: list[bytes], closed: list[int], first: int, start: int, size: int) -> Iterator[Run]:
-    """Runs of the sorted ``texts`` of rows from ``first`` on, which have partitions ``[0, start)`` in common."""
+def _shared_runs(prefixes: Sequence[Prefix], size: int) -> Iterator[tuple[list[int], int, int]]:
+    """Rows, ascending, and the run of partitions that begin alike in all of them: outer runs before inner ones."""
+    texts = [(prefix.root, prefix.tokens[: prefix.num_partitions * size]) for prefix in prefixes]
+    order = sorted(range(len(prefixes)), key=lambda row: texts[row])
+    for _, group in groupby(order, key=lambda row: texts[row][0]):
+        rows = list(group)
+        yield from _runs([texts[row][1] for row in rows], rows, 0, size)
+
+
+def _runs(texts: list[bytes], rows: list[int], start: int, size: int) -> Iterator[tuple[list[int], int, int]]:
+    """Runs of the sorted ``texts`` of ``rows``, which have partitions ``[0, start)`` in common."""
     if len(texts) == 1:
-        if start < closed[first]:
-            yield Run(first, 1, start, closed[first])
         return
     end = _common(texts[0], texts[-1], size)
     if start < end:
-        yield Run(first, len(texts), start, end)
-    row = first
-    for _, group in groupby(texts, key=lambda text: text[end * size : (end + 1) * size]):
+        yield sorted(rows), start, end
+    pairs = zip(texts, rows, strict=True)
+    for key, group in groupby(pairs, key=lambda pair: pair[0][end * size : (end + 1) * size]):
         members = list(group)
-        if len(members[0]) > end * size:
-            yield from _runs(members, closed, row, end, size)
-        else:
-            for place in range(len(members)):
-                yield from _runs(members[place : place + 1], closed, row + place, end, size)
-        row += len(members)
+        if key:
+            yield from _runs([text for text, _ in members], [row for _, row in members], end, size)
 
 
 def _common(one: bytes, other: bytes, size: int) -> int:
     """Leading pieces of ``size`` bytes that two texts have in common."""
     most = min(len(one), len(other)) // size
-    return next(
-        (
-            place
-            for place in range(most)
-            if one[place * size : (place + 1) * size] != other[place * size : (place + 1) * size]
-        ),
-        most,
-    )
+    pieces = (slice(place * size, (place + 1) * size) for place in range(most))
+    return next((place for place, piece in enumerate(pieces) if one[piece] != other[piece]), most)
+
+
+def _consecutive(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first and the length of each run of consecutive ``numbers``, which ascend."""
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in group]
+        yield members[0], len(members)
+
+
+def _neighbours(slots: Sequence[int], starts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of rows whose slots follow each other and who have read equally much."""
+    for _, group in groupby(range(len(slots)), key=lambda row: (slots[row] - row, starts[row])):
+        rows = list(group)
+        yield rows[0], rows[-1]
+
+
+def _cover(ends: Sequence[int], first: int, last: int, start: int) -> Iterator[Product]:
+    """Products of the rows ``first`` to ``last`` from partition ``start`` to each one's own end."""
+    num_rows, end = last - first + 1, min(ends[first : last + 1])
+    num_ending = sum(ends[row] == end for row in range(first, last + 1))
+    yield Product(first, num_rows, start, end, is_shared=False, num_ending=num_ending)
+    going_on = [row for row in range(first, last + 1) if ends[row] > end]
+    for row, count in _consecutive(going_on):
+        yield from _cover(ends, row, row + count - 1, end)

@@ -17,14 +17,14 @@ from typing import Any
 from model_worker.models.checks import CHECKS, CheckFailed, Subject
 from model_worker.models.conversion import cache_folder
 from model_worker.models.decode_attention import Partition
-from model_worker.models.loading import LoadedModel, decode_tails, probe_partition
+from model_worker.models.loading import LoadedModel, probe_partition
 from model_worker.models.row_probe import probe_rows
 from model_worker.models.trial import Trial
 from prefixcache.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def run_checks(
 ) -> dict[str, str]:
     """Name of each check to what it measured; ConfigError at the first that does not hold."""
     subject = Subject(
-        trial=Trial(model.causal, model.layout, tails=decode_tails(model, partition, max_rows=max_rows)),
+        trial=Trial(model.causal, model.layout, partition=partition),
         allowed_rows=row_counts,
         max_rows=max_rows,
         storage_dtype=model.layout.storage_dtype,

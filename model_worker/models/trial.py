@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_worker.models.attention import AttentionBatch, Span
-from model_worker.models.decode_attention import DecodeMember, DecodeTails
+from model_worker.models.decode_attention import DecodeAttention, DecodeMember, Partition
 from model_worker.models.layout import KvLayout
 from model_worker.models.partitions import Prefix
 from model_worker.models.transformers_adapter import CausalModel
@@ -45,10 +45,10 @@ class Trial:
         layout: KvLayout,
         *,
         storage_dtype: torch.dtype | None = None,
-        tails: DecodeTails | None = None,
+        partition: Partition | None = None,
     ) -> None:
         self._causal = causal
-        self._tails = tails
+        self._partition = partition
         self._layout = layout
         self._storage_dtype = storage_dtype or layout.storage_dtype
         self.device = causal.model.device
@@ -56,9 +56,9 @@ class Trial:
         self.block_size = layout.block_size
 
     def new_kv(self, num_tokens: int) -> Tensor:
-        """Room for one sequence: ``[num_layers, 2 * num_kv_heads, num_tokens, head_dim]`` of zeros."""
+        """Room for one sequence: ``[num_layers, 2, num_kv_heads, num_tokens, head_dim]`` of zeros."""
         layout = self._layout
-        shape = (layout.num_layers, 2 * layout.num_kv_heads, num_tokens, layout.head_dim)
+        shape = (layout.num_layers, 2, layout.num_kv_heads, num_tokens, layout.head_dim)
         return torch.zeros(shape, dtype=layout.working_dtype, device=self.device)
 
     def prefill(self, kv: Tensor, token_ids: list[int], *, start: int = 0, num_logits: int = 1) -> Tensor:
@@ -83,25 +83,31 @@ class Trial:
 
     def decode(self, rows: list[Row], *, num_padded: int) -> Tensor:
         """One token for each of ``rows`` in a forward of ``num_padded`` rows; logits ``[len(rows), vocab_size]``."""
-        if self._tails is not None:
-            return self._decode_in_partitions(self._tails, rows, num_padded=num_padded)
+        if self._partition is not None:
+            return self._decode_in_partitions(self._partition, rows, num_padded=num_padded)
         spans = tuple(Span(row.kv, row.position, place, 1) for place, row in enumerate(rows))
         token_ids, positions = self._padded(rows, num_padded)
         return self._forward([token_ids], positions, self._batch(spans), num_logits=0)[: len(rows)]
 
-    def _decode_in_partitions(self, tails: DecodeTails, rows: list[Row], *, num_padded: int) -> Tensor:
+    def _decode_in_partitions(self, partition: Partition, rows: list[Row], *, num_padded: int) -> Tensor:
+        """The same in copies of the rows' KV that lie beside each other, as in slots."""
+        layout, size = self._layout, partition.size
+        longest = max(row.position for row in rows) // size * size + size
+        shape = (layout.num_layers, len(rows), layout.num_kv_heads, 2, longest, layout.head_dim)
+        slots = torch.zeros(shape, dtype=layout.working_dtype).transpose(2, 3)
         members = []
         for place, row in enumerate(rows):
-            tails.forget(place)
-            prefix = Prefix.of(b"", b"", num_equal=0, position=row.position, size=tails.partition_size)
-            members.append(DecodeMember(row.kv, place, row.position, prefix))
-        plan = tails.plan(members)
-        token_ids, positions = self._padded([rows[place] for place in plan.order], num_padded)
+            slots[:, place, :, :, : row.position] = row.kv[:, :, :, : row.position]
+            prefix = Prefix.of(b"", b"", num_equal=0, position=row.position, size=size)
+            members.append(DecodeMember(place, row.position, prefix))
+        attention = DecodeAttention(layout, partition, slots.transpose(2, 3), num_heads=self._causal.num_heads)
+        plan = attention.plan(members, num_padded=num_padded)
+        token_ids, positions = self._padded(rows, num_padded)
         batch = AttentionBatch((), torch.empty(0), self._storage_dtype, plan)
         logits = self._forward([token_ids], positions, batch, num_logits=0)
         for place, row in enumerate(rows):
-            tails.write_back(row.kv, place, end=row.position + 1)
-        return logits[sorted(range(len(rows)), key=plan.order.__getitem__)]
+            row.kv[:, :, :, row.position] = slots[:, place, :, :, row.position]
+        return logits[: len(rows)]
 
     def _padded(self, rows: list[Row], num_padded: int) -> tuple[list[int], Tensor]:
         padding = [0] * (num_padded - len(rows))

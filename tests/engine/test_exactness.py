@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from model_worker import worker
 from model_worker.engine.request import SamplingParams
 from model_worker.models import decode_attention, partition_probe, partitions
 from tests.engine.conftest import Start
@@ -124,8 +125,7 @@ async def test_a_seed_gives_the_same_answer_cold_hit_and_in_a_crowd(driver: Driv
     assert first.token_ids == again.token_ids == crowd[0].token_ids
 
 
-async def test_answers_grow_past_the_steps_of_a_slot(start: Start) -> None:
-    """Slots grow by 512 tokens; here a prompt and its answer use the model's whole window."""
+async def test_a_prompt_and_its_answer_may_fill_the_models_whole_window(start: Start) -> None:
     driver = await start()
     prompt = random_prompt(500)
     answer = await driver.answer(prompt, max_new_tokens=12)
@@ -135,18 +135,19 @@ async def test_answers_grow_past_the_steps_of_a_slot(start: Start) -> None:
 
 
 @pytest.fixture
-def read_together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def read_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     """Partitions of 16 tokens, so that short prompts have several; how many rows read one run together."""
     monkeypatch.setattr(partition_probe, "PARTITION_SIZES", (16,))
-    plan_runs = partitions.plan_runs
+    monkeypatch.setattr(worker, "qualified_folder", lambda: tmp_path)
+    plan_products = partitions.plan_products
     seen: list[int] = []
 
-    def note_runs(*arguments: Any, **options: Any) -> Any:
-        order, runs = plan_runs(*arguments, **options)
-        seen.extend(run.num_rows for run in runs)
-        return order, runs
+    def note_products(*arguments: Any, **options: Any) -> Any:
+        products = plan_products(*arguments, **options)
+        seen.extend(product.num_rows for product in products if product.is_shared)
+        return products
 
-    monkeypatch.setattr(decode_attention, "plan_runs", note_runs)
+    monkeypatch.setattr(decode_attention, "plan_products", note_products)
     return seen
 
 

@@ -127,7 +127,7 @@ def mix_unequal_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward_logits(causal: CausalModel, *args: Any, num_logits: int) -> Tensor:
         batch = args[2]
         starts = {span.start for span in batch.spans} | set(
-            () if batch.decode is None else batch.decode.offsets.tolist()
+            () if batch.decode is None else batch.decode.positions.tolist()
         )
         return forward(causal, *args, num_logits=num_logits) * (1.0 if len(starts) == 1 else 1.001)
 
