@@ -148,6 +148,11 @@ def machine() -> dict[str, str]:
 
 
 def arguments(description: str | None) -> argparse.Namespace:
+    """The values of the flags every benchmark has."""
+    return argument_parser(description).parse_args()
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """The flags every benchmark has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", default="smollm2-135m")
@@ -155,7 +160,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each figure; medians are shown")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--format", default="text", choices=("text", "json"))
-    return parser.parse_args()
+    return parser
 
 
 def report(rows: Sequence[Mapping[str, float | str]], notes: dict[str, object], *, output: str) -> None:
