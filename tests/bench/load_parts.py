@@ -101,7 +101,7 @@ def stream_overhead(bench: Bench) -> Part:
         rates = [middle(runs, lambda run: run.tokens_per_s) for runs in (streamed, own)]
         ratio = rates[0] / rates[1]
         part.rows.append({"requests": number, "tokens_per_s": rates[0], "own_tokens_per_s": rates[1], "ratio": ratio})
-        part.bars.append(Bar(f"{number} streams, tokens/s / the engine's own", ratio, least=LEAST_STREAMED))
+        part.bars.append(Bar(f"streamed to {number}, tokens/s / the engine's own", ratio, least=LEAST_STREAMED))
     return part
 
 
