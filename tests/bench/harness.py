@@ -140,6 +140,7 @@ def machine() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
+        "spin_count": os.environ.get("GOMP_SPINCOUNT", "OpenMP's own"),
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),

@@ -127,7 +127,10 @@ class Bench:
         """The same on a new prefix that ``worker`` has cached."""
         prefix = self.random_ids(self.sizes.prefix)
         worker.client.warm(prefix)
-        return self.shared_load(prefix, num_requests)
+        load = self.shared_load(prefix, num_requests)
+        known = worker.client.lookup(load.prompts[0])
+        assert known.cached_blocks == self.sizes.prefix // known.block_size, f"the prefix is not cached: {known}"
+        return load
 
     def send(self, load: Load, *, worker: ServedWorker | None = None) -> Timeline:
         """Send a load over gRPC to ``worker``, the run's own by default, when that is at rest."""
