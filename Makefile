@@ -93,11 +93,12 @@ protos-check: setup ## fail if prefixcache/pb is not what protos/ gives
 	@for file in $$(cd build/protos && find . -name '*.py' -o -name '*.pyi'); do \
 		diff -u "$$file" "build/protos/$$file" || { echo "make: $$file is stale; run make protos and commit it" >&2; exit 1; }; done
 
-bench: setup ## measure time to first token, time per token, the index and the tiers; figures as JSON
+bench: setup ## measure time to first token, time per token, the index, the tiers and speed under load; figures as JSON
 	$(BIN)/python -m tests.bench.ttft --format json $(ARGS)
 	$(BIN)/python -m tests.bench.decode --format json $(ARGS)
 	$(BIN)/python -m tests.bench.index --format json $(ARGS)
 	$(BIN)/python -m tests.bench.tiers --format json $(ARGS)
+	$(BIN)/python -m tests.bench.load --format json $(ARGS)
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*

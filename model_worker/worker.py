@@ -27,7 +27,14 @@ from model_worker.memory_plan import MemoryPlan, available_bytes, free_bytes
 from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
 from model_worker.models.conversion import digest_folder
-from model_worker.models.loading import LoadedModel, LoadOptions, load, numerics_profile, pick_device
+from model_worker.models.loading import (
+    LoadedModel,
+    LoadOptions,
+    decode_attention,
+    load,
+    numerics_profile,
+    pick_device,
+)
 from model_worker.models.machine import machine_facts
 from model_worker.models.measuring import Meter
 from model_worker.models.qualification import Circumstances, Qualification, qualified_folder, qualify
@@ -105,7 +112,14 @@ def build_on(
     startup.note("cache")
     logger.info("built in: %s", startup.text())
     rows = qualification.row_counts
-    runner = ModelRunner(model, slots=slots, cells=cells, allowed_rows=rows, observe_logits=observe_logits)
+    runner = ModelRunner(
+        model,
+        slots=slots,
+        cells=cells,
+        allowed_rows=rows,
+        decode_attention=decode_attention(model, qualification.partition, slots.kv),
+        observe_logits=observe_logits,
+    )
     description = _describe(model, namespace, limits, plan=plan, is_cache_enabled=cells is not None)
     facts = worker_facts(
         strict_namespace, plan, qualification=qualification, machine=machine, startup_s=startup.seconds
@@ -119,7 +133,9 @@ def build_on(
         thread,
         namespace.digest(),
         facts,
-        lambda: Meter(model, allowed_rows=rows, free_bytes=_free_bytes(model.device)),
+        lambda: Meter(
+            model, allowed_rows=rows, partition=qualification.partition, free_bytes=_free_bytes(model.device)
+        ),
         store if store is not None and cells is not None else TieredStore(),
         BlockFormat(namespace.digest(), model.layout.block_size, (model.layout.payload_tensor(),)),
     )

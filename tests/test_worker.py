@@ -162,7 +162,6 @@ def test_a_model_that_does_not_exist_is_not_found(build_tiny: Build) -> None:
 def test_the_arena_is_written_by_the_runner_and_seen_by_the_cache(build_tiny: Build) -> None:
     built = build_tiny()
     slot = built.slots.take()
-    built.slots.grow(slot, 8)
     slot.kv.copy_(torch.arange(slot.kv.numel()).view(slot.kv.shape))
     runner = built.engine._loop.state.parts.runner
     assert runner._cells is not None

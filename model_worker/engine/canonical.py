@@ -106,7 +106,7 @@ class Canonical:
         assert run.slot is not None
         assert run.lease is not None
         cells = run.lease.cells[: run.num_cached // self._block_size]
-        await self._thread.run(self._runner.load, run.slot, cells, len(run))
+        await self._thread.run(self._runner.load, run.slot, cells)
         run.num_computed = run.num_cached
 
     async def catch_up(self, run: CanonicalRun) -> int:

@@ -13,7 +13,9 @@ from torch import Tensor
 from model_worker.engine.sampler import Sampler
 from model_worker.kv.slots import CellArray, ParkedKv, Slot, SlotPool
 from model_worker.models.attention import AttentionBatch, Span
+from model_worker.models.decode_attention import DecodeAttention, DecodeMember
 from model_worker.models.loading import LoadedModel
+from model_worker.models.partitions import Prefix
 from model_worker.models.row_probe import padded_rows
 
 
@@ -35,12 +37,23 @@ class PrefillStep:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """The last token of one sequence, at ``position``; its KV is computed and the next token sampled."""
+    """The last token of one sequence, at ``position``; its KV is computed and the next token sampled.
+
+    KV of the leading ``num_canonical`` tokens of ``tokens``, token bytes, was computed canonically under ``root``:
+    rows that have these in common may read them from one slot.
+    """
 
     slot: Slot
     token_id: int
     position: int
     sampler: Sampler
+    root: bytes = b""
+    tokens: bytes = b""
+    num_canonical: int = 0
+
+    def prefix(self, *, size: int) -> Prefix:
+        """What of the row may be shared, in partitions of ``size`` tokens."""
+        return Prefix.of(self.root, self.tokens, num_equal=self.num_canonical, position=self.position, size=size)
 
 
 class ModelRunner:
@@ -53,6 +66,7 @@ class ModelRunner:
         slots: SlotPool,
         cells: CellArray | None,
         allowed_rows: tuple[int, ...],
+        decode_attention: DecodeAttention | None = None,
         observe_logits: Callable[[Slot, Tensor], None] | None = None,
     ) -> None:
         self._causal = model.causal
@@ -60,6 +74,7 @@ class ModelRunner:
         self._slots = slots
         self._cells = cells
         self._allowed_rows = allowed_rows
+        self._decode_attention = decode_attention
         self._observe_logits = observe_logits
         self._storage_dtype = model.layout.storage_dtype
         self._block_size = model.layout.block_size
@@ -67,9 +82,8 @@ class ModelRunner:
         self._causal_mask = self._new_mask(self._block_size)
 
     @torch.inference_mode()
-    def load(self, slot: Slot, cells: list[int], num_tokens: int) -> None:
-        """Copy cached blocks to the front of ``slot``, after making room for ``num_tokens`` tokens."""
-        self._slots.grow(slot, num_tokens)
+    def load(self, slot: Slot, cells: list[int]) -> None:
+        """Copy cached blocks to the front of ``slot``."""
         if cells:
             assert self._cells is not None
             self._cells.load(cells, slot)
@@ -88,10 +102,9 @@ class ModelRunner:
     def prefill(self, step: PrefillStep) -> int | None:
         """Run one prefill step; the sampled token where the prompt ends with it, else None."""
         num_tokens = len(step.token_ids)
-        self._slots.grow(step.slot, step.start + num_tokens)
         ids = torch.tensor([step.token_ids], device=self._device)
         positions = torch.arange(step.start, step.start + num_tokens, device=self._device).unsqueeze(0)
-        span = Span(step.slot.kv.flatten(1, 2), step.start, 0, num_tokens)
+        span = Span(step.slot.kv, step.start, 0, num_tokens)
         batch = AttentionBatch((span,), self._mask_for(num_tokens), self._storage_dtype)
         token = None
         if step.sampler is None:
@@ -113,15 +126,27 @@ class ModelRunner:
 
         Rows are padded to a size at which they do not see each other.
         """
-        padding = [0] * (padded_rows(len(rows), self._allowed_rows) - len(rows))
-        for row in rows:
-            self._slots.grow(row.slot, row.position + 1)
-        ids = torch.tensor([[row.token_id for row in rows] + padding], device=self._device)
-        positions = torch.tensor([[row.position for row in rows] + padding], device=self._device)
-        spans = tuple(Span(row.slot.kv.flatten(1, 2), row.position, place, 1) for place, row in enumerate(rows))
-        batch = AttentionBatch(spans, self._causal_mask, self._storage_dtype)
+        num_padded = padded_rows(len(rows), self._allowed_rows)
+        order, batch = self._decode_batch(rows, num_padded=num_padded)
+        ordered, padding = [rows[place] for place in order], [0] * (num_padded - len(rows))
+        ids = torch.tensor([[row.token_id for row in ordered] + padding], device=self._device)
+        positions = torch.tensor([[row.position for row in ordered] + padding], device=self._device)
         logits = self._causal.forward_logits(ids, positions, batch, num_logits=0)
-        return [self._sample_or_fault(row, logits[place]) for place, row in enumerate(rows)]
+        drawn = {place: self._sample_or_fault(rows[place], logits[row]) for row, place in enumerate(order)}
+        return [drawn[place] for place in range(len(rows))]
+
+    def _decode_batch(self, rows: list[DecodeRow], *, num_padded: int) -> tuple[list[int], AttentionBatch]:
+        """The order in which the rows are computed, and their attention."""
+        attention = self._decode_attention
+        if attention is None:
+            spans = tuple(Span(row.slot.kv, row.position, place, 1) for place, row in enumerate(rows))
+            return list(range(len(rows))), AttentionBatch(spans, self._causal_mask, self._storage_dtype)
+        size, members = attention.partition_size, []
+        for row in rows:
+            row.slot.clear(row.position, min((row.position // size + 1) * size, row.slot.capacity))
+            members.append(DecodeMember(row.slot.index, row.position, row.prefix(size=size)))
+        plan = attention.plan(members, num_padded=num_padded)
+        return plan.order, AttentionBatch((), self._causal_mask, self._storage_dtype, plan)
 
     def _store(self, slot: Slot, first_block: int, cells: Sequence[int]) -> None:
         for block, cell in enumerate(cells, start=first_block):

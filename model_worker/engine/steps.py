@@ -96,10 +96,7 @@ class Steps:
 
     async def decode(self, sequences: list[Sequence]) -> None:
         """Compute the next token of each sequence."""
-        rows = []
-        for sequence in sequences:
-            assert sequence.run.slot is not None
-            rows.append(DecodeRow(sequence.run.slot, sequence.output_ids[-1], sequence.next_position, sequence.sampler))
+        rows = [decode_row(sequence, block_size=self._state.limits.block_size) for sequence in sequences]
         tokens = await self._state.parts.thread.run(self._state.parts.runner.decode, rows)
         drawn = zip(sequences, tokens, strict=True)
         for sequence, token in [pair for pair in drawn if not pair[0].is_abandoned]:
@@ -151,3 +148,19 @@ class Steps:
         sequence.deliver(token, text, finish_reason=reason)
         if reason:
             self._endings.finish(sequence, reason)
+
+
+def decode_row(sequence: Sequence, *, block_size: int) -> DecodeRow:
+    """The step of one sequence in a decode; what of its prompt are whole blocks may be read together with others'."""
+    run = sequence.run
+    assert run.slot is not None
+    num_canonical = 0 if run.bypasses_cache else len(run) // block_size * block_size
+    return DecodeRow(
+        run.slot,
+        sequence.output_ids[-1],
+        sequence.next_position,
+        sequence.sampler,
+        root=run.root,
+        tokens=run.tokens,
+        num_canonical=num_canonical,
+    )

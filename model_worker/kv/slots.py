@@ -1,9 +1,9 @@
-"""Slots: the working KV of running sequences, one contiguous tensor each.
+"""Slots: the working KV of running sequences, each a part of one array.
 
-A slot is ``[num_layers, 2, num_kv_heads, capacity, head_dim]`` of the layout's
-working dtype; capacity grows in whole steps, on demand, up to ``max_model_len``.
-Owner: the engine's loop takes and returns slots; tensors are touched on the
-model thread alone.
+The array is ``[num_layers, num_slots, num_kv_heads, 2, max_tokens, head_dim]`` of the layout's
+working dtype, K before V: neighbouring slots of a layer can be read in one batched product. On a
+CPU its pages take memory when they are first written. Owner: the engine's loop takes and
+returns slots; tensors are touched on the model thread alone.
 """
 
 from collections.abc import Iterator
@@ -15,22 +15,30 @@ from torch import Tensor
 from model_worker.models.layout import KvLayout
 from prefixcache.errors import CapacityExceeded
 
-GROWTH_TOKENS = 512
-
 
 class Slot:
-    """Working KV of one sequence; ``kv`` is replaced when it grows."""
+    """Working KV of one sequence: ``kv`` is ``[num_layers, 2, num_kv_heads, capacity, head_dim]``.
 
-    __slots__ = ("index", "kv")
+    Before position ``known_end`` it holds numbers: what its owner wrote, or zeros.
+    """
+
+    __slots__ = ("index", "known_end", "kv")
 
     def __init__(self, index: int, kv: Tensor) -> None:
         self.index = index
         self.kv = kv
+        self.known_end = 0
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit now."""
+        """Tokens that fit."""
         return int(self.kv.shape[3])
+
+    def clear(self, start: int, end: int) -> None:
+        """Write zeros to positions ``[start, end)``, unless they are known to hold numbers. Model thread only."""
+        if self.known_end < end:
+            self.kv[:, :, :, start:end].zero_()
+            self.known_end = end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,17 +55,15 @@ class ParkedKv:
 
 
 class SlotPool:
-    """At most ``num_slots`` slots of at most ``max_tokens`` tokens each.
+    """At most ``num_slots`` slots of ``max_tokens`` tokens each.
 
-    ``take`` and ``give_back`` are O(1). Memory stays with a slot for its next
-    owner; ``total_bytes`` is the bound the memory plan counts.
+    ``take`` and ``give_back`` are O(1). ``kv`` is the array of them all, as in the module's docstring.
     """
 
     def __init__(self, layout: KvLayout, *, num_slots: int, max_tokens: int, device: torch.device) -> None:
         self._layout = layout
-        self._device = device
-        self._max_tokens = max_tokens
-        self._free = [Slot(index, self._allocate(0)) for index in reversed(range(num_slots))]
+        self.kv = new_slots_kv(layout, num_slots=num_slots, num_tokens=max_tokens, device=device)
+        self._free = [Slot(index, slot_kv(self.kv, index)) for index in reversed(range(num_slots))]
         self.num_slots = num_slots
 
     @property
@@ -67,27 +73,20 @@ class SlotPool:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes when every slot has grown to its limit."""
-        return self.num_slots * self._layout.slot_bytes(self._max_tokens)
+        """Bytes when every slot is full."""
+        return self.kv.nbytes
 
     def take(self) -> Slot:
         """A free slot; CapacityExceeded where none is, which admission rules out."""
         if not self._free:
             raise CapacityExceeded(f"all {self.num_slots} slots are taken; wait for a running request")
-        return self._free.pop()
+        slot = self._free.pop()
+        slot.known_end = 0
+        return slot
 
     def give_back(self, slot: Slot) -> None:
         """Return ``slot``; its owner has no operation under way on it."""
         self._free.append(slot)
-
-    def grow(self, slot: Slot, num_tokens: int) -> None:
-        """Make room for ``num_tokens`` tokens, keeping what is there. Model thread only."""
-        if num_tokens <= slot.capacity:
-            return
-        rounded = -(-num_tokens // GROWTH_TOKENS) * GROWTH_TOKENS
-        grown = self._allocate(min(rounded, self._max_tokens))
-        grown[:, :, :, : slot.capacity].copy_(slot.kv)
-        slot.kv = grown
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Bytes of the working KV of ``num_tokens`` tokens."""
@@ -100,13 +99,18 @@ class SlotPool:
 
     def copy_in(self, parked: ParkedKv, slot: Slot) -> None:
         """Copy parked KV to the front of ``slot``. Model thread only."""
-        self.grow(slot, parked.num_tokens)
         slot.kv[:, :, :, : parked.num_tokens].copy_(parked.kv)
 
-    def _allocate(self, num_tokens: int) -> Tensor:
-        layout = self._layout
-        shape = (layout.num_layers, 2, layout.num_kv_heads, num_tokens, layout.head_dim)
-        return torch.empty(shape, dtype=layout.working_dtype, device=self._device)
+
+def new_slots_kv(layout: KvLayout, *, num_slots: int, num_tokens: int, device: torch.device) -> Tensor:
+    """An array of slots; what it holds is undefined."""
+    shape = (layout.num_layers, num_slots, layout.num_kv_heads, 2, num_tokens, layout.head_dim)
+    return torch.empty(shape, dtype=layout.working_dtype, device=device)
+
+
+def slot_kv(kv: Tensor, index: int) -> Tensor:
+    """One slot of an array of slots: ``[num_layers, 2, num_kv_heads, positions, head_dim]``."""
+    return kv[:, index].transpose(1, 2)
 
 
 class CellArray:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model_worker.models.decode_attention import DecodePlan
 from prefixcache.errors import ConfigError
 
 NAME = "prefixcache"
@@ -25,7 +26,7 @@ UNSUPPORTED = ("s_aux", "position_bias")
 class Span:
     """Query tokens of one sequence in a forward: rows ``[row, row + num_tokens)``.
 
-    ``kv`` is the slot's tensor ``[num_layers, 2 * num_kv_heads, capacity, head_dim]``, K
+    ``kv`` is the slot's tensor ``[num_layers, 2, num_kv_heads, capacity, head_dim]``, K
     before V; positions ``[0, start)`` hold the KV of earlier tokens, ``[start, start +
     num_tokens)`` is written by this forward.
     """
@@ -43,12 +44,13 @@ class AttentionBatch:
     ``causal_mask`` is ``[n, n]`` of the working dtype, 0 on and below the diagonal and
     -inf above, at least as large as the longest span. K and V are rounded to
     ``storage_dtype`` before anything reads them, so that a block that went through the
-    cache is the block that was computed.
+    cache is the block that was computed. A ``decode`` of rows in its order takes the place of spans of one token.
     """
 
     spans: tuple[Span, ...]
     causal_mask: Tensor
     storage_dtype: torch.dtype
+    decode: DecodePlan | None = None
 
 
 def attend(
@@ -72,11 +74,12 @@ def attend(
     outputs = []
     for span in batch.spans:
         end = span.start + span.num_tokens
-        seen = span.kv[layer].narrow(1, 0, end)
-        seen.narrow(1, span.start, span.num_tokens).copy_(rounded.narrow(1, span.row, span.num_tokens))
+        seen = span.kv[layer].narrow(2, 0, end)
+        new = rounded.narrow(1, span.row, span.num_tokens).unflatten(0, (2, -1))
+        seen.narrow(2, span.start, span.num_tokens).copy_(new)
         if window is not None:
             first = max(0, span.start - window + 1)
-            seen = seen.narrow(1, first, end - first)
+            seen = seen.narrow(2, first, end - first)
         own = query.narrow(1, span.row, span.num_tokens)
         outputs.append(_attend_span(own, seen, batch.causal_mask, window=window, softcap=softcap))
     num_padding = query.shape[1] - batch.spans[-1].row - batch.spans[-1].num_tokens
@@ -88,8 +91,8 @@ def attend(
 def _attend_span(
     query: Tensor, seen: Tensor, causal_mask: Tensor, *, window: int | None, softcap: float | None
 ) -> Tensor:
-    """``query`` ``[num_heads, tokens, head_dim]``, the last of ``seen`` ``[2 * num_kv_heads, length, head_dim]``."""
-    keys, values = seen.chunk(2)
+    """``query`` ``[num_heads, tokens, head_dim]``, the last of ``seen`` ``[2, num_kv_heads, length, head_dim]``."""
+    keys, values = seen[0], seen[1]
     num_heads, num_tokens, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape
     folded = query.reshape(num_kv_heads, num_heads // num_kv_heads * num_tokens, head_dim)

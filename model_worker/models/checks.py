@@ -73,7 +73,7 @@ def check_causality(subject: Subject) -> str:
     kv, logits = subject.first
     other_kv, other_logits = _prefilled(subject, changed, num_logits=2)
     kept = slice(size - 1)
-    for before, after in ((kv[:, :, kept], other_kv[:, :, kept]), (logits[:-1], other_logits[:-1])):
+    for before, after in ((kv[:, :, :, kept], other_kv[:, :, :, kept]), (logits[:-1], other_logits[:-1])):
         _require_equal(after, before, "a token's output depends on tokens after it", is_close=subject.has_experts)
     return f"{size - 1} tokens unchanged"
 
@@ -83,10 +83,7 @@ def check_chaining(subject: Subject) -> str:
     whole, whole_logits = subject.whole
     chained = torch.zeros_like(whole)
     chained_logits = subject.trial.prefill_blocks(chained, subject.longer_tokens)
-    by_layer = [
-        _typical_distance(one.transpose(0, 1).flatten(1), other.transpose(0, 1).flatten(1))
-        for one, other in zip(chained, whole, strict=True)
-    ]
+    by_layer = [_typical_distance(_by_token(one), _by_token(other)) for one, other in zip(chained, whole, strict=True)]
     found = max([*by_layer, _typical_distance(chained_logits, whole_logits)])
     tolerance = TOLERANCES[subject.storage_dtype]
     if not found <= tolerance:
@@ -97,7 +94,7 @@ def check_chaining(subject: Subject) -> str:
 def check_history(subject: Subject) -> str:
     """A prompt has the same bits again after another, longer one."""
     first_kv, first_logits = subject.first
-    num_others = subject.whole[0].shape[2]
+    num_others = subject.whole[0].shape[3]
     token_ids = subject.tokens(subject.trial.block_size)
     again_kv, again_logits = _prefilled(subject, token_ids, num_logits=2)
     for before, after in ((first_kv, again_kv), (first_logits, again_logits)):
@@ -143,22 +140,22 @@ def _prefilled(subject: Subject, token_ids: list[int], *, num_logits: int = 1) -
 def _part(subject: Subject, start: int, length: int) -> Tensor:
     """KV of ``length`` tokens, or of as many as there are, from a real prompt; of other tokens for other starts."""
     kv, _ = subject.whole
-    length = min(length, kv.shape[2])
-    return kv.narrow(2, min(start, kv.shape[2] - length), length)
+    length = min(length, kv.shape[3])
+    return kv.narrow(3, min(start, kv.shape[3] - length), length)
 
 
 def _continued(subject: Subject, kv: Tensor, token_id: int) -> Row:
     """A sequence that has a copy of ``kv`` and goes on with ``token_id``, within the model's positions."""
-    position = min(kv.shape[2], subject.max_positions - 1)
+    position = min(kv.shape[3], subject.max_positions - 1)
     own = subject.trial.new_kv(position + 1)
-    own[:, :, :position] = kv[:, :, :position]
+    own[:, :, :, :position] = kv[:, :, :, :position]
     return Row(own, token_id, position)
 
 
 def _decoded(subject: Subject, rows: list[Row]) -> list[Output]:
     """Logits and new KV of each of ``rows`` from one batch."""
     logits = subject.decode(rows)
-    return [(logits[place], row.kv[:, :, row.position].clone()) for place, row in enumerate(rows)]
+    return [(logits[place], row.kv[:, :, :, row.position].clone()) for place, row in enumerate(rows)]
 
 
 def _require_rows(found: list[Output], alone: list[list[Output]]) -> None:
@@ -174,6 +171,11 @@ def _require_equal(found: Tensor, expected: Tensor, reason: str, *, is_close: bo
     largest = float((found.double() - expected.double()).abs().max())
     if not is_close or not _typical_distance(found, expected) <= TOLERANCES[torch.float32]:
         raise CheckFailed(f"{reason} (largest difference {largest:.2g})")
+
+
+def _by_token(kv: Tensor) -> Tensor:
+    """``[2, num_kv_heads, tokens, head_dim]`` to a row for each token."""
+    return kv.movedim(2, 0).flatten(1)
 
 
 def _typical_distance(mine: Tensor, theirs: Tensor) -> float:

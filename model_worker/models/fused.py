@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model_worker.models.attention import AttentionBatch, attend
+from model_worker.models.decode_attention import attend_decode
 from model_worker.models.linear import PackedLinear
 
 FUSED_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
@@ -98,8 +99,10 @@ class FusedLlamaLayer(nn.Module):
         heads = self.qkv.apply_rows(rows).view(rows.shape[0], -1, self.head_dim).transpose(0, 1)
         rotated = rotate(heads[: self.num_heads + self.num_kv_heads], *rotary)
         heads[self.num_heads : self.num_heads + self.num_kv_heads] = rotated[self.num_heads :]
-        query = rotated[: self.num_heads] * self.scaling
-        attended = attend(query, heads[self.num_heads :], layer=self.layer_idx, batch=batch, window=self.window)
+        query, key_value = rotated[: self.num_heads] * self.scaling, heads[self.num_heads :]
+        if batch.decode is not None:
+            return self.output.apply_rows(attend_decode(query, key_value, layer=self.layer_idx, plan=batch.decode))
+        attended = attend(query, key_value, layer=self.layer_idx, batch=batch, window=self.window)
         return self.output.apply_rows(attended.transpose(0, 1).reshape(rows.shape[0], -1))
 
 
@@ -121,3 +124,9 @@ def fuse_layers(model: nn.Module) -> int:
         layers[place] = FusedLlamaLayer(layer)
     base.rotary_emb = FusedRotary(base.rotary_emb)
     return len(layers)
+
+
+def decodes_in_partitions(model: nn.Module) -> bool:
+    """Whether every layer can compute a decode's attention by ``attend_decode``: fused, and seeing all tokens."""
+    layers = getattr(getattr(model, "base_model", model), "layers", None) or ()
+    return len(layers) > 0 and all(isinstance(layer, FusedLlamaLayer) and layer.window is None for layer in layers)

@@ -15,11 +15,13 @@ import torch
 
 from model_worker.models.catalog import ModelSource
 from model_worker.models.conversion import cache_folder, converted_folder
+from model_worker.models.decode_attention import DecodeAttention, Partition
 from model_worker.models.digest import code_digest, weights_digest
 from model_worker.models.files import CONFIG, check_files, check_gguf
-from model_worker.models.fused import fuse_layers
+from model_worker.models.fused import decodes_in_partitions, fuse_layers
 from model_worker.models.layout import KvLayout
 from model_worker.models.linear import activation_dtype, is_packing_supported, pack_linears, packed_linears
+from model_worker.models.partition_probe import pick_partition
 from model_worker.models.rope import check_length, check_rope, freeze_rope
 from model_worker.models.sequential import runnable
 from model_worker.models.tokenizer import PromptTokenizer
@@ -128,6 +130,23 @@ def load(source: ModelSource, options: LoadOptions) -> LoadedModel:
         packed_bytes=packed_bytes,
         max_model_len=max_model_len,
     )
+
+
+def probe_partition(model: LoadedModel, *, max_rows: int) -> Partition | None:
+    """How decode attention cuts KV; None where a model's decode attends row by row.
+
+    So it does off the CPU, with windows or layers of its own, and where a row would see who shares its partitions.
+    """
+    if model.device.type != "cpu" or not decodes_in_partitions(model.causal.model):
+        return None
+    return pick_partition(model.layout, num_heads=model.causal.num_heads, max_rows=max_rows)
+
+
+def decode_attention(model: LoadedModel, partition: Partition | None, kv: torch.Tensor) -> DecodeAttention | None:
+    """The attention of decodes over the array of slots ``kv``; None where it is row by row."""
+    if partition is None:
+        return None
+    return DecodeAttention(model.layout, partition, kv, num_heads=model.causal.num_heads)
 
 
 def numerics_profile(model: LoadedModel, *, num_threads: int, canary: str) -> dict[str, str]:

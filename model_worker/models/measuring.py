@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from model_worker.models.costs import decode_bytes, prefill_ops
+from model_worker.models.decode_attention import Partition
 from model_worker.models.linear import packed_linears
 from model_worker.models.loading import LoadedModel
 from model_worker.models.row_probe import padded_rows
@@ -82,10 +83,10 @@ class Timing:
 class Workload:
     """What is timed: operations of ``model``, and of the machine on buffers of a fixed size. Model thread only."""
 
-    def __init__(self, model: LoadedModel, *, allowed_rows: tuple[int, ...]) -> None:
+    def __init__(self, model: LoadedModel, *, allowed_rows: tuple[int, ...], partition: Partition | None) -> None:
         self._device = model.device
         self._num_rows = padded_rows(1, allowed_rows)
-        self._trial = Trial(model.causal, model.layout)
+        self._trial = Trial(model.causal, model.layout, partition=partition)
         self._buffer = self._vector = self._matrix = self._kv = torch.empty(0)
         self.dtype = compute_dtype(model)
         self.matrix_size = MATRIX_SIZE[model.device.type]
@@ -136,8 +137,10 @@ class Meter:
     ``free_bytes`` are those of memory that nobody uses; CapacityExceeded where they are too few.
     """
 
-    def __init__(self, model: LoadedModel, *, allowed_rows: tuple[int, ...], free_bytes: int) -> None:
-        work = Workload(model, allowed_rows=allowed_rows)
+    def __init__(
+        self, model: LoadedModel, *, allowed_rows: tuple[int, ...], partition: Partition | None, free_bytes: int
+    ) -> None:
+        work = Workload(model, allowed_rows=allowed_rows, partition=partition)
         if free_bytes < 2 * work.needed_bytes:
             raise CapacityExceeded(
                 f"measuring takes {format_size(work.needed_bytes)} of memory and only {format_size(free_bytes)} are "

@@ -16,23 +16,28 @@ from typing import Any
 
 from model_worker.models.checks import CHECKS, CheckFailed, Subject
 from model_worker.models.conversion import cache_folder
-from model_worker.models.loading import LoadedModel
+from model_worker.models.decode_attention import Partition
+from model_worker.models.loading import LoadedModel, probe_partition
 from model_worker.models.row_probe import probe_rows
 from model_worker.models.trial import Trial
 from prefixcache.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Qualification:
-    """Batch sizes of the row probe; the checks passed and what each measured; whether that was remembered."""
+    """What was found: batch sizes of the row probe, how decode attention cuts KV, and what each check measured.
+
+    ``partition`` is None where decode attends row by row; ``is_remembered`` where nothing was run anew.
+    """
 
     row_counts: tuple[int, ...]
     checks: dict[str, str]
     is_remembered: bool
+    partition: Partition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +69,19 @@ def qualify(model: LoadedModel, circumstances: Circumstances, *, folder: Path) -
     if remembered is not None:
         return remembered
     row_counts = probe_rows(model.causal.model, max_rows=circumstances.max_rows)
-    found = Qualification(
-        row_counts, run_checks(model, row_counts, max_rows=circumstances.max_rows), is_remembered=False
-    )
+    partition = probe_partition(model, max_rows=circumstances.max_rows)
+    checks = run_checks(model, row_counts, max_rows=circumstances.max_rows, partition=partition)
+    found = Qualification(row_counts, checks, is_remembered=False, partition=partition)
     _write(path, found)
     return found
 
 
-def run_checks(model: LoadedModel, row_counts: tuple[int, ...], *, max_rows: int) -> dict[str, str]:
+def run_checks(
+    model: LoadedModel, row_counts: tuple[int, ...], *, max_rows: int, partition: Partition | None
+) -> dict[str, str]:
     """Name of each check to what it measured; ConfigError at the first that does not hold."""
     subject = Subject(
-        trial=Trial(model.causal, model.layout),
+        trial=Trial(model.causal, model.layout, partition=partition),
         allowed_rows=row_counts,
         max_rows=max_rows,
         storage_dtype=model.layout.storage_dtype,
@@ -93,11 +100,21 @@ def run_checks(model: LoadedModel, row_counts: tuple[int, ...], *, max_rows: int
 def _read(path: Path, *, max_rows: int) -> Qualification | None:
     try:
         found = json.loads(path.read_text())
-        row_counts, checks = found["row_counts"], found["checks"]
+        row_counts, checks, partition = found["row_counts"], found["checks"], _read_partition(found["partition"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     is_whole = _are_row_counts(row_counts, max_rows=max_rows) and _are_checks(checks)
-    return Qualification(tuple(row_counts), checks, is_remembered=True) if is_whole else None
+    return Qualification(tuple(row_counts), checks, is_remembered=True, partition=partition) if is_whole else None
+
+
+def _read_partition(found: Any) -> Partition | None:  # noqa: ANN401  any JSON value
+    """Raises TypeError or ValueError for what is none."""
+    if found is None:
+        return None
+    size, sums_in_order = found
+    if type(size) is not int or size < 1 or type(sums_in_order) is not bool:
+        raise ValueError(f"{found!r} is no partition")
+    return Partition(size, sums_in_order)
 
 
 def _are_row_counts(found: Any, *, max_rows: int) -> bool:  # noqa: ANN401  any JSON value
@@ -110,11 +127,17 @@ def _are_checks(found: Any) -> bool:  # noqa: ANN401  any JSON value
     return is_whole and all(isinstance(text, str) for text in found.values())
 
 
+def _as_json(found: Qualification) -> dict[str, object]:
+    partition = found.partition
+    cut = None if partition is None else [partition.size, partition.sums_in_order]
+    return {"row_counts": found.row_counts, "checks": found.checks, "partition": cut}
+
+
 def _write(path: Path, found: Qualification) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps({"row_counts": found.row_counts, "checks": found.checks}))
+        part.write_text(json.dumps(_as_json(found)))
         part.replace(path)
     except OSError as error:
         logger.warning("cannot remember the qualification in %s: %s; the next start runs it again", path, error)

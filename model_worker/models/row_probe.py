@@ -45,19 +45,26 @@ def _matrix_of(module: torch.nn.Module) -> Tensor | None:
 
 
 def invariant_row_counts(apply: Callable[[Tensor], Tensor], inputs: Tensor) -> set[int]:
-    """Numbers of rows at which ``apply`` gives every row the bits it has among all of ``inputs``.
+    """The most numbers of rows at which ``apply`` gives a row the same bits in each of them.
 
-    ``inputs`` is ``[max_rows, features]``; each count takes a leading and a trailing
-    part of it, so that a row is seen at another place and among others.
+    ``inputs`` is ``[twice the rows served, features]``; each count takes a leading and a trailing
+    part of it, so that a row is seen at another place and among others. A library that computes rows
+    in groups may sum small groups otherwise, so any count of at least half of ``inputs`` is tried as
+    the one whose bits the others must have.
     """
-    reference = apply(inputs)
     total = inputs.shape[0]
-    return {
-        count
-        for count in range(1, total + 1)
-        if torch.equal(apply(inputs[:count].contiguous()), reference[:count])
-        and torch.equal(apply(inputs[total - count :].contiguous()), reference[total - count :])
-    }
+    leading = {count: apply(inputs[:count].contiguous()) for count in range(1, total + 1)}
+    trailing = {count: apply(inputs[total - count :].contiguous()) for count in range(1, total + 1)}
+
+    def agreeing(reference: int) -> set[int]:
+        rows = torch.cat((leading[reference], trailing[reference][2 * reference - total :]))
+        return {
+            count
+            for count in range(1, total + 1)
+            if torch.equal(leading[count], rows[:count]) and torch.equal(trailing[count], rows[total - count :])
+        }
+
+    return max((agreeing(reference) for reference in range(total, (total - 1) // 2, -1)), key=len)
 
 
 @torch.inference_mode()

@@ -39,11 +39,10 @@ class SlotCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Store the forward's K and V, each ``[1, num_kv_heads, tokens, head_dim]``; those of all positions so far."""
         span = self._span
-        seen = span.kv[layer_idx].narrow(1, 0, span.start + span.num_tokens)
-        new = torch.cat((key_states[0], value_states[0])).to(self._storage_dtype)
-        seen.narrow(1, span.start, span.num_tokens).copy_(new)
-        keys, values = seen.chunk(2)
-        return keys.unsqueeze(0).to(key_states.dtype), values.unsqueeze(0).to(value_states.dtype)
+        seen = span.kv[layer_idx].narrow(2, 0, span.start + span.num_tokens)
+        new = torch.cat((key_states, value_states)).to(self._storage_dtype)
+        seen.narrow(2, span.start, span.num_tokens).copy_(new)
+        return seen[:1].to(key_states.dtype), seen[1:].to(value_states.dtype)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens before this forward."""

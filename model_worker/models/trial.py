@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from model_worker.models.attention import AttentionBatch, Span
+from model_worker.models.decode_attention import DecodeAttention, DecodeMember, Partition
 from model_worker.models.layout import KvLayout
+from model_worker.models.partitions import Prefix
 from model_worker.models.transformers_adapter import CausalModel
 from prefixcache.errors import ConfigError, PrefixCacheError
 
@@ -37,8 +39,16 @@ class Row:
 class Trial:
     """Runs ``causal`` on KV that belongs to the caller; faults of the model's code come out as ConfigError."""
 
-    def __init__(self, causal: CausalModel, layout: KvLayout, *, storage_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        causal: CausalModel,
+        layout: KvLayout,
+        *,
+        storage_dtype: torch.dtype | None = None,
+        partition: Partition | None = None,
+    ) -> None:
         self._causal = causal
+        self._partition = partition
         self._layout = layout
         self._storage_dtype = storage_dtype or layout.storage_dtype
         self.device = causal.model.device
@@ -46,16 +56,16 @@ class Trial:
         self.block_size = layout.block_size
 
     def new_kv(self, num_tokens: int) -> Tensor:
-        """Room for one sequence: ``[num_layers, 2 * num_kv_heads, num_tokens, head_dim]`` of zeros."""
+        """Room for one sequence: ``[num_layers, 2, num_kv_heads, num_tokens, head_dim]`` of zeros."""
         layout = self._layout
-        shape = (layout.num_layers, 2 * layout.num_kv_heads, num_tokens, layout.head_dim)
+        shape = (layout.num_layers, 2, layout.num_kv_heads, num_tokens, layout.head_dim)
         return torch.zeros(shape, dtype=layout.working_dtype, device=self.device)
 
     def prefill(self, kv: Tensor, token_ids: list[int], *, start: int = 0, num_logits: int = 1) -> Tensor:
         """One forward of ``token_ids`` at positions from ``start``; logits ``[num_logits, vocab_size]``; 0: of all."""
         size = len(token_ids)
         positions = torch.arange(start, start + size, device=self.device).unsqueeze(0)
-        return self._forward([token_ids], positions, (Span(kv, start, 0, size),), num_logits=num_logits)
+        return self._forward([token_ids], positions, self._batch((Span(kv, start, 0, size),)), num_logits=num_logits)
 
     @torch.inference_mode()
     def fill(self, kv: Tensor, token_ids: list[int]) -> None:
@@ -73,17 +83,42 @@ class Trial:
 
     def decode(self, rows: list[Row], *, num_padded: int) -> Tensor:
         """One token for each of ``rows`` in a forward of ``num_padded`` rows; logits ``[len(rows), vocab_size]``."""
+        if self._partition is not None:
+            return self._decode_in_partitions(self._partition, rows, num_padded=num_padded)
+        spans = tuple(Span(row.kv, row.position, place, 1) for place, row in enumerate(rows))
+        token_ids, positions = self._padded(rows, num_padded)
+        return self._forward([token_ids], positions, self._batch(spans), num_logits=0)[: len(rows)]
+
+    def _decode_in_partitions(self, partition: Partition, rows: list[Row], *, num_padded: int) -> Tensor:
+        """The same in copies of the rows' KV that lie beside each other, as in slots."""
+        layout, size = self._layout, partition.size
+        longest = max(row.position for row in rows) // size * size + size
+        shape = (layout.num_layers, len(rows), layout.num_kv_heads, 2, longest, layout.head_dim)
+        slots = torch.zeros(shape, dtype=layout.working_dtype).transpose(2, 3)
+        members = []
+        for place, row in enumerate(rows):
+            slots[:, place, :, :, : row.position] = row.kv[:, :, :, : row.position]
+            prefix = Prefix.of(b"", b"", num_equal=0, position=row.position, size=size)
+            members.append(DecodeMember(place, row.position, prefix))
+        attention = DecodeAttention(layout, partition, slots.transpose(2, 3), num_heads=self._causal.num_heads)
+        plan = attention.plan(members, num_padded=num_padded)
+        token_ids, positions = self._padded(rows, num_padded)
+        batch = AttentionBatch((), torch.empty(0), self._storage_dtype, plan)
+        logits = self._forward([token_ids], positions, batch, num_logits=0)
+        for place, row in enumerate(rows):
+            row.kv[:, :, :, row.position] = slots[:, place, :, :, row.position]
+        return logits[: len(rows)]
+
+    def _padded(self, rows: list[Row], num_padded: int) -> tuple[list[int], Tensor]:
         padding = [0] * (num_padded - len(rows))
         positions = torch.tensor([[row.position for row in rows] + padding], device=self.device)
-        spans = tuple(Span(row.kv, row.position, place, 1) for place, row in enumerate(rows))
-        token_ids = [row.token_id for row in rows] + padding
-        return self._forward([token_ids], positions, spans, num_logits=0)[: len(rows)]
+        return [row.token_id for row in rows] + padding, positions
 
     @torch.inference_mode()
     def _forward(
-        self, token_ids: list[list[int]], positions: Tensor, spans: tuple[Span, ...], *, num_logits: int
+        self, token_ids: list[list[int]], positions: Tensor, batch: AttentionBatch, *, num_logits: int
     ) -> Tensor:
-        ids, batch = torch.tensor(token_ids, device=self.device), self._batch(spans)
+        ids = torch.tensor(token_ids, device=self.device)
         return running(lambda: self._causal.forward_logits(ids, positions, batch, num_logits=num_logits))
 
     def _batch(self, spans: tuple[Span, ...]) -> AttentionBatch:

@@ -64,29 +64,29 @@ def hf_gaps(plain: PreTrainedModel, prompt: list[int]) -> list[float]:
     return gaps(watch.times[1:])
 
 
+def measure(served_worker: ServedWorker, plain: PreTrainedModel, context: int, *, repeats: int) -> dict[str, float]:
+    """One row: medians over the gaps of ``repeats`` answers of each, taken in turn."""
+    prompt = random_ids(random.Random(context), context)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(repeats):
+        ours += our_gaps(served_worker, prompt)
+        theirs += served_worker.on_model_thread(partial(hf_gaps, plain, prompt))
+    return {
+        "context": context,
+        "tpot_s": median(ours),
+        "hf_tpot_s": median(theirs),
+        "ratio": median(ours) / median(theirs),
+    }
+
+
 def main() -> None:
     """Measure and print."""
     flags = arguments(__doc__)
     settings = WorkerSettings(model=flags.model, dtype=flags.dtype, num_threads=flags.threads, max_num_seqs=8)
-    rows = []
     with served(settings) as served_worker:
         plain = served_worker.on_model_thread(lambda: plain_transformers(flags.model, flags.dtype))
-        for context in CONTEXTS:
-            rng = random.Random(context)
-            ours: list[float] = []
-            theirs: list[float] = []
-            prompt = random_ids(rng, context)
-            for _ in range(flags.repeats):
-                ours += our_gaps(served_worker, prompt)
-                theirs += served_worker.on_model_thread(partial(hf_gaps, plain, prompt))
-            rows.append(
-                {
-                    "context": context,
-                    "tpot_s": median(ours),
-                    "hf_tpot_s": median(theirs),
-                    "ratio": median(ours) / median(theirs),
-                }
-            )
+        rows = [measure(served_worker, plain, context, repeats=flags.repeats) for context in CONTEXTS]
     report(rows, {"dtype": flags.dtype, "tokens": NUM_TOKENS, "repeats": flags.repeats}, output=flags.format)
 
 

@@ -140,6 +140,7 @@ def machine() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
+        "spin_count": os.environ.get("GOMP_SPINCOUNT", "OpenMP's own"),
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),
@@ -148,6 +149,11 @@ def machine() -> dict[str, str]:
 
 
 def arguments(description: str | None) -> argparse.Namespace:
+    """The values of the flags every benchmark has."""
+    return argument_parser(description).parse_args()
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """The flags every benchmark has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", default="smollm2-135m")
@@ -155,7 +161,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each figure; medians are shown")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--format", default="text", choices=("text", "json"))
-    return parser.parse_args()
+    return parser
 
 
 def report(rows: Sequence[Mapping[str, float | str]], notes: dict[str, object], *, output: str) -> None:

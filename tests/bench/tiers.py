@@ -10,7 +10,7 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import redis
@@ -19,6 +19,7 @@ from model_worker.config import TierSettings, WorkerSettings
 from model_worker.engine.model_thread import ModelThread
 from model_worker.worker import tune_process
 from prefixcache.storage.remote_options import RemoteOptions
+from tests.bench.bars import Bar
 from tests.bench.harness import ServedWorker, arguments, machine, median, memory_copy_rate, print_table, served
 from tests.bench.tier_rates import Link, measure_link, tcp_socket, unix_socket
 from tests.bench.tier_ttft import (
@@ -42,26 +43,6 @@ MISS_TURNS = 4
 NOTHING = "-"
 
 Seconds = dict[str, list[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A figure and what it is to be at least, or at most."""
-
-    name: str
-    value: float
-    least: float | None = None
-    most: float | None = None
-
-    @property
-    def is_met(self) -> bool:
-        """Whether the figure is on the right side of its bar."""
-        return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
-
-    def row(self) -> dict[str, float | str]:
-        """The bar as a line of a table."""
-        bound = f">= {self.least:.4g}" if self.least is not None else f"<= {self.most:.4g}"
-        return {"bar": self.name, "value": self.value, "bound": bound, "is met": "yes" if self.is_met else "NO"}
 
 
 class Bench:

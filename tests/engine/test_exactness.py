@@ -2,13 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from model_worker import worker
 from model_worker.engine.request import SamplingParams
+from model_worker.models import decode_attention, partition_probe, partitions
 from tests.engine.conftest import Start
 from tests.engine.driver import BLOCK_SIZE, Answer, Driver, random_prompt
 
@@ -122,11 +125,47 @@ async def test_a_seed_gives_the_same_answer_cold_hit_and_in_a_crowd(driver: Driv
     assert first.token_ids == again.token_ids == crowd[0].token_ids
 
 
-async def test_answers_grow_past_the_steps_of_a_slot(start: Start) -> None:
-    """Slots grow by 512 tokens; here a prompt and its answer use the model's whole window."""
+async def test_a_prompt_and_its_answer_may_fill_the_models_whole_window(start: Start) -> None:
     driver = await start()
     prompt = random_prompt(500)
     answer = await driver.answer(prompt, max_new_tokens=12)
     again = await driver.answer(prompt, max_new_tokens=12)
     assert again.started.cached_prompt_tokens == 62 * BLOCK_SIZE
     assert again.token_ids == answer.token_ids
+
+
+@pytest.fixture
+def read_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """Partitions of 16 tokens, so that short prompts have several; how many rows read one run together."""
+    monkeypatch.setattr(partition_probe, "PARTITION_SIZES", (16,))
+    monkeypatch.setattr(worker, "qualified_folder", lambda: tmp_path)
+    plan_products = partitions.plan_products
+    seen: list[int] = []
+
+    def note_products(*arguments: Any, **options: Any) -> Any:
+        products = plan_products(*arguments, **options)
+        seen.extend(product.num_rows for product in products if product.is_shared)
+        return products
+
+    monkeypatch.setattr(decode_attention, "plan_products", note_products)
+    return seen
+
+
+async def test_rows_that_share_a_prefix_get_the_bits_they_get_alone(start: Start, read_together: list[int]) -> None:
+    driver = await start(max_num_seqs=4)
+    shared = random_prompt(6 * BLOCK_SIZE)
+    prompts = [shared + random_prompt(3 + 4 * seed, seed=seed + 1) for seed in range(3)]
+    prompts.append(shared[: 4 * BLOCK_SIZE] + random_prompt(9, seed=8))
+    alone = [(await cold(driver, prompt))[0].token_ids for prompt in prompts]
+    bypassing = await driver.answer(prompts[0], max_new_tokens=NUM_NEW_TOKENS, bypass_prefix_cache=True)
+    assert bypassing.token_ids == alone[0]
+    driver.observed.clear()
+    crowd = await asyncio.gather(*(driver.answer(prompt, max_new_tokens=40) for prompt in prompts))
+    in_crowd = [logits for _, logits in driver.observed]
+    assert max(read_together) == 4
+    await driver.settle()
+    for prompt, answer in zip(prompts, crowd, strict=True):
+        again, logits = await driver.answer_with_logits(prompt, max_new_tokens=40)
+        assert answer.token_ids == again.token_ids
+        assert all(any(torch.equal(one, seen) for seen in in_crowd) for one in logits)
+        await driver.settle()

@@ -1,8 +1,9 @@
+import psutil
 import pytest
 import torch
 from torch import Tensor
 
-from model_worker.kv.slots import GROWTH_TOKENS, CellArray, SlotPool
+from model_worker.kv.slots import CellArray, SlotPool
 from model_worker.models.layout import KvLayout
 from prefixcache.errors import CapacityExceeded
 
@@ -39,9 +40,10 @@ def random_kv(shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 def test_sizes_are_those_of_the_tensors() -> None:
     assert LAYOUT.cell_bytes == torch.empty(LAYOUT.cell_shape, dtype=torch.bfloat16).nbytes == 480
-    slot = pool_of(1).take()
-    pool_of(1).grow(slot, 600)
-    assert LAYOUT.slot_bytes(slot.capacity) == slot.kv.nbytes
+    pool = pool_of(3, max_tokens=600)
+    slot = pool.take()
+    assert slot.capacity == 600
+    assert pool.total_bytes == 3 * LAYOUT.slot_bytes(600) == 3 * slot.kv.nbytes
 
 
 def test_a_slot_is_given_to_one_owner_until_it_comes_back() -> None:
@@ -56,36 +58,43 @@ def test_a_slot_is_given_to_one_owner_until_it_comes_back() -> None:
     assert pool.take() is first
 
 
-def test_a_slot_grows_in_whole_steps_up_to_its_limit() -> None:
-    pool = pool_of(1, max_tokens=GROWTH_TOKENS + 100)
+def test_a_slot_is_its_part_of_the_array_and_of_no_other() -> None:
+    pool = pool_of(3, max_tokens=20)
+    pool.kv.zero_()
+    pool.take()
     slot = pool.take()
-    assert slot.capacity == 0
-    capacities = []
-    for num_tokens in (1, GROWTH_TOKENS, GROWTH_TOKENS + 1, GROWTH_TOKENS + 100):
-        pool.grow(slot, num_tokens)
-        capacities.append(slot.capacity)
-    assert capacities == [GROWTH_TOKENS, GROWTH_TOKENS, GROWTH_TOKENS + 100, GROWTH_TOKENS + 100]
-    assert pool.total_bytes == slot.kv.nbytes
-
-
-def test_growing_keeps_what_is_there() -> None:
-    pool = pool_of(1)
-    slot = pool.take()
-    pool.grow(slot, 10)
     content = random_kv(slot.kv.shape, torch.float32)
     slot.kv.copy_(content)
-    pool.grow(slot, GROWTH_TOKENS + 1)
-    assert torch.equal(slot.kv[:, :, :, :GROWTH_TOKENS], content)
+    assert torch.equal(pool.kv[:, slot.index].transpose(1, 2), content)
+    pool.kv[:, slot.index] = 0
+    assert not pool.kv.any()
 
 
-def test_memory_stays_with_a_slot_for_its_next_owner() -> None:
+def test_an_untouched_array_takes_no_memory() -> None:
+    before = psutil.Process().memory_info().rss
+    pool = pool_of(8, max_tokens=1 << 20)
+    assert pool.total_bytes > 1 << 30
+    pool.take().kv[:, :, :, :100].zero_()
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+
+
+def test_what_lies_beyond_the_owners_tokens_is_cleared_once() -> None:
     pool = pool_of(1)
     slot = pool.take()
-    pool.grow(slot, 10)
-    address = slot.kv.data_ptr()
+    slot.kv.fill_(float("nan"))
+    slot.clear(3, 10)
+    assert slot.kv[:, :, :, :3].isnan().all()
+    assert not slot.kv[:, :, :, 3:10].any()
+    slot.kv[:, :, :, 3] = 1.0
+    slot.clear(4, 10)
+    slot.clear(4, 8)
+    assert slot.kv[:, :, :, 3].all()
+    slot.clear(10, 12)
+    assert not slot.kv[:, :, :, 10:12].any()
     pool.give_back(slot)
-    pool.grow(pool.take(), 10)
-    assert slot.kv.data_ptr() == address
+    slot.kv.fill_(float("nan"))
+    pool.take().clear(5, 7)
+    assert not slot.kv[:, :, :, 5:7].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -94,9 +103,7 @@ def test_blocks_go_through_cells_without_losing_a_bit(dtype: torch.dtype) -> Non
     pool = pool_of(2, layout=layout)
     cells, _ = cells_of(5, layout=layout)
     source, target = pool.take(), pool.take()
-    for slot in (source, target):
-        pool.grow(slot, 12)
-        slot.kv.zero_()
+    target.kv.zero_()
     source.kv.copy_(random_kv(source.kv.shape, dtype))
     places = [4, 0, 2]
     for block, cell in enumerate(places):
@@ -120,8 +127,6 @@ def test_every_bf16_value_survives_the_way_through_a_cell() -> None:
     pool = pool_of(2, layout=layout, max_tokens=2)
     cells, _ = cells_of(1, layout=layout)
     source, target = pool.take(), pool.take()
-    for slot in (source, target):
-        pool.grow(slot, 2)
     source.kv.copy_(values.float().view(source.kv.shape))
     cells.store(source, 0, 0)
     cells.load([0], target)
@@ -134,7 +139,6 @@ def test_a_store_writes_its_own_cell_alone() -> None:
     pool = pool_of(1)
     cells, buffer = cells_of(3)
     slot = pool.take()
-    pool.grow(slot, 8)
     slot.kv.fill_(1.0)
     cells.store(slot, 1, 1)
     written = buffer.view(3, -1)
@@ -143,11 +147,10 @@ def test_a_store_writes_its_own_cell_alone() -> None:
     assert not written[2].any()
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 100, GROWTH_TOKENS])
+@pytest.mark.parametrize("num_tokens", [0, 1, 100, 512])
 def test_parked_kv_comes_back_to_any_slot_with_the_same_bits(num_tokens: int) -> None:
     pool = pool_of(2)
     slot, other = pool.take(), pool.take()
-    pool.grow(slot, 100)
     slot.kv.copy_(random_kv(slot.kv.shape, torch.float32))
     expected = slot.kv[:, :, :, :num_tokens].clone()
     parked = pool.copy_out(slot, num_tokens)
@@ -155,5 +158,4 @@ def test_parked_kv_comes_back_to_any_slot_with_the_same_bits(num_tokens: int) ->
     assert (parked.num_tokens, parked.num_bytes) == (num_tokens, expected.nbytes)
     assert parked.num_bytes == parked.kv.untyped_storage().nbytes() == pool.kv_bytes(num_tokens)
     pool.copy_in(parked, other)
-    assert other.capacity >= num_tokens
     assert torch.equal(other.kv[:, :, :, :num_tokens], expected)

@@ -37,7 +37,7 @@ def test_attention_over_a_slot_is_the_textbooks(start: int, tokens: int) -> None
     slot = new_slot()
     slot[0, :, :start] = whole[:, :start]
     query = torch.randn(HEADS, tokens, DIM)
-    attended = attend(query, whole[:, start:], layer=0, batch=batch(Span(slot, start, 0, tokens)))
+    attended = attend(query, whole[:, start:], layer=0, batch=batch(Span(slot.unflatten(1, (2, -1)), start, 0, tokens)))
     expected = textbook(query, whole[:KV_HEADS], whole[KV_HEADS:])
     torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(slot[0, :, : start + tokens], whole, rtol=0, atol=0)
@@ -51,7 +51,9 @@ def test_a_window_hides_what_is_further_back_and_keeps_it(start: int, tokens: in
     slot = new_slot()
     slot[0, :, :start] = whole[:, :start]
     query = torch.randn(HEADS, tokens, DIM)
-    attended = attend(query, whole[:, start:], layer=0, batch=batch(Span(slot, start, 0, tokens)), window=window)
+    attended = attend(
+        query, whole[:, start:], layer=0, batch=batch(Span(slot.unflatten(1, (2, -1)), start, 0, tokens)), window=window
+    )
     expected = textbook(query, whole[:KV_HEADS], whole[KV_HEADS:], window=window)
     torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(slot[0, :, : start + tokens], whole, rtol=0, atol=0)
@@ -63,7 +65,7 @@ def test_a_soft_cap_bounds_the_scores() -> None:
     query = 50 * torch.randn(HEADS, 1, DIM)
     slot = new_slot()
     slot[0, :, :1] = torch.randn(2 * KV_HEADS, 1, DIM)
-    attended = attend(query, whole, layer=0, batch=batch(Span(slot, 1, 0, 1)), softcap=3.0)
+    attended = attend(query, whole, layer=0, batch=batch(Span(slot.unflatten(1, (2, -1)), 1, 0, 1)), softcap=3.0)
     keys, values = (part.repeat_interleave(HEADS // KV_HEADS, 0) for part in slot[0, :, :2].chunk(2))
     scores = 3.0 * torch.tanh(query @ keys.transpose(1, 2) / 3.0)
     torch.testing.assert_close(attended, torch.softmax(scores, -1) @ values, rtol=1e-5, atol=1e-5)
@@ -79,7 +81,7 @@ def test_a_row_has_the_same_bits_alone_in_a_crowd_and_beside_padding() -> None:
         for row, member in enumerate(members):
             slot = new_slot()
             slot[0, :, : past[member].shape[1]] = past[member]
-            spans.append(Span(slot, past[member].shape[1], row, 1))
+            spans.append(Span(slot.unflatten(1, (2, -1)), past[member].shape[1], row, 1))
         rows = [*members, *range(3, 3 + padding)]
         attended = attend(query[:, rows], key_value[:, rows], layer=0, batch=batch(*spans))
         assert attended[:, len(members) :].abs().sum() == 0
@@ -94,7 +96,7 @@ def test_a_row_has_the_same_bits_alone_in_a_crowd_and_beside_padding() -> None:
 def test_kv_is_rounded_to_what_the_cache_stores_before_anybody_reads_it() -> None:
     slot = new_slot()
     key_value = torch.randn(2 * KV_HEADS, 4, DIM)
-    rounding = AttentionBatch((Span(slot, 0, 0, 4),), MASK, torch.bfloat16)
+    rounding = AttentionBatch((Span(slot.unflatten(1, (2, -1)), 0, 0, 4),), MASK, torch.bfloat16)
     attend(torch.randn(HEADS, 4, DIM), key_value, layer=0, batch=rounding)
     assert torch.equal(slot[0, :, :4], key_value.bfloat16().float())
 
@@ -108,7 +110,7 @@ def test_a_model_that_asks_for_what_is_not_computed_is_refused() -> None:
             states,
             states,
             None,
-            attention_batch=batch(Span(new_slot(), 0, 0, 1)),
+            attention_batch=batch(Span(new_slot().unflatten(1, (2, -1)), 0, 0, 1)),
             position_bias=30.0,
         )
 
@@ -124,7 +126,7 @@ def test_attention_that_looks_ahead_is_refused() -> None:
             states,
             states,
             None,
-            attention_batch=batch(Span(new_slot(), 0, 0, 1)),
+            attention_batch=batch(Span(new_slot().unflatten(1, (2, -1)), 0, 0, 1)),
         )
 
 

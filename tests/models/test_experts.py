@@ -39,7 +39,7 @@ def sequences(model: LoadedModel, trial: Trial) -> list[Row]:
 
 def decoded(trial: Trial, rows: list[Row], *, num_padded: int) -> list[Output]:
     logits = trial.decode(rows, num_padded=num_padded)
-    return [(logits[place], row.kv[:, :, row.position].clone()) for place, row in enumerate(rows)]
+    return [(logits[place], row.kv[:, :, :, row.position].clone()) for place, row in enumerate(rows)]
 
 
 def test_neither_padding_nor_neighbours_change_a_rows_bits(model: LoadedModel) -> None:

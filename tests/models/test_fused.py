@@ -38,7 +38,7 @@ def small(kind: str = "llama", **options: Any) -> PreTrainedModel:
 
 
 def run(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    kv = torch.zeros(3, 4, CAPACITY, 8)
+    kv = torch.zeros(3, 2, 2, CAPACITY, 8)
     mask = torch.full((16, 16), float("-inf")).triu(1)
     ids = torch.arange(16).unsqueeze(0) * 5 % 97
     positions = torch.arange(16).unsqueeze(0)

@@ -61,7 +61,7 @@ def test_every_kind_of_model_can_be_measured(tmp_path: Path, family: str, monkey
     monkeypatch.setattr(measuring, "BUDGET_S", 0.0)
     monkeypatch.setattr(measuring, "BUFFER_BYTES", {"cpu": 1 << 20})
     model = load_family(tmp_path, family)
-    meter = Meter(model, allowed_rows=probe_rows(model.causal.model, max_rows=2), free_bytes=1 << 40)
+    meter = Meter(model, partition=None, allowed_rows=probe_rows(model.causal.model, max_rows=2), free_bytes=1 << 40)
     for piece in meter.pieces():
         piece()
     found = meter.result()
@@ -75,7 +75,7 @@ def test_a_block_as_long_as_the_model_has_positions_leaves_room_for_the_step(
     monkeypatch.setattr(measuring, "BUDGET_S", 0.0)
     folder = write_family("gpt2", tmp_path)
     model = load(resolve(str(folder)), LoadOptions("float32", CPU, 256))
-    meter = Meter(model, allowed_rows=(1, 2), free_bytes=1 << 40)
+    meter = Meter(model, partition=None, allowed_rows=(1, 2), free_bytes=1 << 40)
     for piece in meter.pieces():
         piece()
     assert (meter.result().prefill_tokens, meter.result().decode_context_tokens) == (256, 255)

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_worker.models import qualification
 from model_worker.models.catalog import resolve
 from model_worker.models.checks import CHECKS
-from model_worker.models.loading import LoadedModel, LoadOptions, load
+from model_worker.models.loading import LoadedModel, LoadOptions, load, probe_partition
 from model_worker.models.qualification import Circumstances, qualify, run_checks
 from model_worker.models.row_probe import probe_rows
 from model_worker.models.transformers_adapter import CausalModel
@@ -34,7 +34,9 @@ CIRCUMSTANCES = Circumstances(b"identity", MACHINE, MAX_ROWS)
 
 def check(model: LoadedModel, row_counts: tuple[int, ...] | None = None) -> dict[str, str]:
     """Run the checks; with row counts found before the model was changed."""
-    return run_checks(model, row_counts or allowed_rows(model), max_rows=MAX_ROWS)
+    return run_checks(
+        model, row_counts or allowed_rows(model), max_rows=MAX_ROWS, partition=probe_partition(model, max_rows=MAX_ROWS)
+    )
 
 
 def allowed_rows(model: LoadedModel) -> tuple[int, ...]:
@@ -123,7 +125,10 @@ def mix_unequal_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = CausalModel.forward_logits
 
     def forward_logits(causal: CausalModel, *args: Any, num_logits: int) -> Tensor:
-        starts = {span.start for span in args[2].spans}
+        batch = args[2]
+        starts = {span.start for span in batch.spans} | set(
+            () if batch.decode is None else batch.decode.positions.tolist()
+        )
         return forward(causal, *args, num_logits=num_logits) * (1.0 if len(starts) == 1 else 1.001)
 
     monkeypatch.setattr(CausalModel, "forward_logits", forward_logits)

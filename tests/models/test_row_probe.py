@@ -51,6 +51,15 @@ def test_a_function_that_sees_its_place_is_found() -> None:
     assert invariant_row_counts(adds_its_place, INPUTS) == {8}
 
 
+def test_counts_whose_last_group_is_small_do_not_decide_for_the_others() -> None:
+    def sums_small_groups_otherwise(rows: Tensor) -> Tensor:
+        num_rest = rows.shape[0] % 3
+        whole = rows[: rows.shape[0] - num_rest]
+        return torch.cat((whole, rows[rows.shape[0] - num_rest :] + 1e-5))
+
+    assert invariant_row_counts(sums_small_groups_otherwise, INPUTS) == {3, 6}
+
+
 @given(st.sets(st.integers(1, 64), min_size=1), st.data())
 def test_padding_chooses_the_next_allowed_size(allowed: set[int], data: st.DataObject) -> None:
     num_rows = data.draw(st.integers(1, max(allowed)))
