@@ -12,8 +12,8 @@ from torch import Tensor
 
 from model_worker.engine.sampler import Sampler
 from model_worker.kv.slots import CellArray, ParkedKv, Slot, SlotPool
-from model_worker.models.attention import AttentionBatch, Span
-from model_worker.models.decode_attention import DecodeAttention, DecodeMember
+from model_worker.models.attention import AttentionBatch, Scratch, Span
+from model_worker.models.decode_attention import DecodeAttention, DecodeMember, DecodePlan
 from model_worker.models.loading import LoadedModel
 from model_worker.models.partitions import Prefix
 from model_worker.models.row_probe import padded_rows
@@ -77,6 +77,7 @@ class ModelRunner:
         self._decode_attention = decode_attention
         self._observe_logits = observe_logits
         self._storage_dtype = model.layout.storage_dtype
+        self._scratch = Scratch()
         size = model.layout.block_size
         minus_inf = torch.full((size, size), float("-inf"), dtype=model.layout.working_dtype, device=model.device)
         self._causal_mask = minus_inf.triu(1)
@@ -136,13 +137,16 @@ class ModelRunner:
         attention = self._decode_attention
         if attention is None:
             spans = tuple(Span(row.slot.kv, row.position, place, 1) for place, row in enumerate(rows))
-            return list(range(len(rows))), AttentionBatch(spans, self._causal_mask, self._storage_dtype)
+            return list(range(len(rows))), self._batch(spans)
         size, members = attention.partition_size, []
         for row in rows:
             row.slot.clear(row.position, min((row.position // size + 1) * size, row.slot.capacity))
             members.append(DecodeMember(row.slot.index, row.position, row.prefix(size=size)))
         plan = attention.plan(members, num_padded=num_padded)
-        return plan.order, AttentionBatch((), self._causal_mask, self._storage_dtype, plan)
+        return plan.order, self._batch((), plan)
+
+    def _batch(self, spans: tuple[Span, ...], decode: DecodePlan | None = None) -> AttentionBatch:
+        return AttentionBatch(spans, self._causal_mask, self._storage_dtype, decode, self._scratch)
 
     def _sample_or_fault(self, row: DecodeRow, logits: Tensor) -> int | Exception:
         try:
