@@ -12,8 +12,8 @@ from torch import Tensor
 
 from model_worker.engine.sampler import Sampler
 from model_worker.kv.slots import CellArray, ParkedKv, Slot, SlotPool
-from model_worker.models.attention import AttentionBatch, Span
-from model_worker.models.decode_attention import DecodeAttention, DecodeMember
+from model_worker.models.attention import AttentionBatch, Scratch, Span
+from model_worker.models.decode_attention import DecodeAttention, DecodeMember, DecodePlan
 from model_worker.models.loading import LoadedModel
 from model_worker.models.partitions import Prefix
 from model_worker.models.row_probe import padded_rows
@@ -77,6 +77,7 @@ class ModelRunner:
         self._decode_attention = decode_attention
         self._observe_logits = observe_logits
         self._storage_dtype = model.layout.storage_dtype
+        self._scratch = Scratch()
         self._block_size = model.layout.block_size
         self._working_dtype = model.layout.working_dtype
         self._causal_mask = self._new_mask(self._block_size)
@@ -104,8 +105,8 @@ class ModelRunner:
         num_tokens = len(step.token_ids)
         ids = torch.tensor([step.token_ids], device=self._device)
         positions = torch.arange(step.start, step.start + num_tokens, device=self._device).unsqueeze(0)
-        span = Span(step.slot.kv, step.start, 0, num_tokens)
-        batch = AttentionBatch((span,), self._mask_for(num_tokens), self._storage_dtype)
+        self._grow_mask(num_tokens)
+        batch = self._batch((Span(step.slot.kv, step.start, 0, num_tokens),))
         token = None
         if step.sampler is None:
             self._causal.forward_kv(ids, positions, batch)
@@ -140,24 +141,26 @@ class ModelRunner:
         attention = self._decode_attention
         if attention is None:
             spans = tuple(Span(row.slot.kv, row.position, place, 1) for place, row in enumerate(rows))
-            return list(range(len(rows))), AttentionBatch(spans, self._causal_mask, self._storage_dtype)
+            return list(range(len(rows))), self._batch(spans)
         size, members = attention.partition_size, []
         for row in rows:
             row.slot.clear(row.position, min((row.position // size + 1) * size, row.slot.capacity))
             members.append(DecodeMember(row.slot.index, row.position, row.prefix(size=size)))
         plan = attention.plan(members, num_padded=num_padded)
-        return plan.order, AttentionBatch((), self._causal_mask, self._storage_dtype, plan)
+        return plan.order, self._batch((), plan)
+
+    def _batch(self, spans: tuple[Span, ...], decode: DecodePlan | None = None) -> AttentionBatch:
+        return AttentionBatch(spans, self._causal_mask, self._storage_dtype, decode, self._scratch)
 
     def _store(self, slot: Slot, first_block: int, cells: Sequence[int]) -> None:
         for block, cell in enumerate(cells, start=first_block):
             assert self._cells is not None
             self._cells.store(slot, block, cell)
 
-    def _mask_for(self, num_tokens: int) -> Tensor:
-        """The causal mask of a forward of ``num_tokens`` tokens; it grows where one is longer than all before."""
+    def _grow_mask(self, num_tokens: int) -> None:
+        """Make the causal mask large enough for a forward of ``num_tokens`` tokens."""
         if num_tokens > self._causal_mask.shape[0]:
             self._causal_mask = self._new_mask(num_tokens)
-        return self._causal_mask
 
     def _new_mask(self, size: int) -> Tensor:
         return torch.full((size, size), float("-inf"), dtype=self._working_dtype, device=self._device).triu(1)

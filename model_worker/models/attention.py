@@ -7,7 +7,8 @@ head, so K and V are never repeated. Each sequence is computed by itself, in
 shapes that depend on its own length alone: nobody sees a neighbour.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +38,21 @@ class Span:
     num_tokens: int
 
 
+class Scratch:
+    """Memory for one layer's scores that stays for the next: taken anew, its pages would be too. Model thread only."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def room(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """An undefined tensor of ``shape``, with dtype and device of ``like``; the next call overwrites it."""
+        size = math.prod(shape)
+        memory = self._memory
+        if memory.numel() < size or memory.dtype != like.dtype or memory.device != like.device:
+            memory = self._memory = like.new_empty(size)
+        return memory[:size].view(shape)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """What one forward's attention works on; passed down by keyword, never ambient.
@@ -45,12 +61,14 @@ class AttentionBatch:
     -inf above, at least as large as the longest span. K and V are rounded to
     ``storage_dtype`` before anything reads them, so that a block that went through the
     cache is the block that was computed. A ``decode`` of rows in its order takes the place of spans of one token.
+    ``scratch`` is memory that forwards hand on.
     """
 
     spans: tuple[Span, ...]
     causal_mask: Tensor
     storage_dtype: torch.dtype
     decode: DecodePlan | None = None
+    scratch: Scratch = field(default_factory=Scratch)
 
 
 def attend(
@@ -81,7 +99,7 @@ def attend(
             first = max(0, span.start - window + 1)
             seen = seen.narrow(2, first, end - first)
         own = query.narrow(1, span.row, span.num_tokens)
-        outputs.append(_attend_span(own, seen, batch.causal_mask, window=window, softcap=softcap))
+        outputs.append(_attend_span(own, seen, batch, window=window, softcap=softcap))
     num_padding = query.shape[1] - batch.spans[-1].row - batch.spans[-1].num_tokens
     if num_padding:
         outputs.append(query.new_zeros(query.shape[0], num_padding, query.shape[2]))
@@ -89,22 +107,23 @@ def attend(
 
 
 def _attend_span(
-    query: Tensor, seen: Tensor, causal_mask: Tensor, *, window: int | None, softcap: float | None
+    query: Tensor, seen: Tensor, batch: AttentionBatch, *, window: int | None, softcap: float | None
 ) -> Tensor:
     """``query`` ``[num_heads, tokens, head_dim]``, the last of ``seen`` ``[2, num_kv_heads, length, head_dim]``."""
     keys, values = seen[0], seen[1]
     num_heads, num_tokens, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape
     folded = query.reshape(num_kv_heads, num_heads // num_kv_heads * num_tokens, head_dim)
-    scores = torch.bmm(folded, keys.transpose(1, 2))
+    scores = batch.scratch.room((*folded.shape[:2], length), folded)
+    torch.bmm(folded, keys.transpose(1, 2), out=scores)
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
     if num_tokens > 1:
         by_token = scores.view(num_kv_heads, -1, num_tokens, length)
-        by_token[..., length - num_tokens :].add_(causal_mask[:num_tokens, :num_tokens])
+        by_token[..., length - num_tokens :].add_(batch.causal_mask[:num_tokens, :num_tokens])
         if window is not None:
-            _hide_beyond_window(by_token, causal_mask, window)
-    return torch.bmm(torch.softmax(scores, dim=-1), values).view(num_heads, num_tokens, head_dim)
+            _hide_beyond_window(by_token, batch.causal_mask, window)
+    return torch.bmm(torch.softmax(scores, dim=-1, out=scores), values).view(num_heads, num_tokens, head_dim)
 
 
 def _hide_beyond_window(scores: Tensor, causal_mask: Tensor, window: int) -> None:
