@@ -93,8 +93,7 @@ class EngineLoop:
         try:
             while not self._is_stopped and (self.scheduler.has_work or not self._is_closing):
                 self._wake.clear()
-                self._endings.reap()
-                if not await self._work():
+                if not await self._turn():
                     await self._wait_for_work()
             await self._end_fetches()
         except Exception:
@@ -102,6 +101,17 @@ class EngineLoop:
             await self._end_fetches()
             self._endings.fail_all(InternalError("the engine failed; see the worker's log and restart it"))
             raise
+
+    async def _turn(self) -> bool:
+        """One turn of the loop; an iteration in which the model thread worked is timed. Whether anything was done."""
+        thread, num_before = self.state.parts.thread, self._num_iterations
+        started_at, busy_s = self.state.clock(), thread.busy_s
+        self._endings.reap()
+        has_worked = await self._work()
+        on_model_thread_s = thread.busy_s - busy_s
+        if self._num_iterations > num_before and on_model_thread_s > 0:
+            self.ledger.note_iteration(self.state.clock() - started_at, on_model_thread_s=on_model_thread_s)
+        return has_worked
 
     async def _work(self) -> bool:
         """One iteration, or a step of recomputation where nobody waits or runs; whether anything was done."""
