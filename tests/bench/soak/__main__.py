@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from prefixcache.cli.output import print_pairs
+from prefixcache.errors import PrefixCacheError
 from tests.bench.soak.judgement import bounds_for
 from tests.bench.soak.session import Session, SoakedWorker, SoakPlan, SoakReport
 from tests.e2e.processes import worker_process
@@ -66,16 +67,25 @@ def print_report(report: SoakReport) -> None:
     print_pairs("verdicts", verdicts)
 
 
+def run(given: argparse.Namespace, *, log: Path) -> SoakReport:
+    """Soak a worker that is started for it; its log goes to ``log``."""
+    plan = SoakPlan(given.minutes, given.load, given.seed, capacity_s=min(LONGEST_CAPACITY_S, 15.0 * given.minutes))
+    with worker_process(given.model, *worker_flags(given), log=log) as (process, address):
+        worker = SoakedWorker(process.pid, address, log)
+        session = Session(worker, plan, say=lambda line: print(line, file=sys.stderr, flush=True))
+        return asyncio.run(session.run(bounds_for(plan.minutes)))
+
+
 def main() -> int:
     """Soak, print, and say by the exit code whether everything holds."""
     given = flags()
-    plan = SoakPlan(given.minutes, given.load, given.seed, capacity_s=min(LONGEST_CAPACITY_S, 15.0 * given.minutes))
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "worker.log"
-        with worker_process(given.model, *worker_flags(given), log=log) as (process, address):
-            worker = SoakedWorker(process.pid, address, log)
-            session = Session(worker, plan, say=lambda line: print(line, file=sys.stderr, flush=True))
-            report = asyncio.run(session.run(bounds_for(plan.minutes)))
+        try:
+            report = run(given, log=log)
+        except PrefixCacheError as error:
+            print(f"{log.read_text()}\nthe worker could not be judged: {error}; its log is above", file=sys.stderr)
+            return 1
     if given.format == "json":
         print(json.dumps(report.as_json(), indent=1))
     else:
