@@ -6,11 +6,11 @@ the caller's task.
 """
 
 import asyncio
-import gc
 import logging
 from collections.abc import Awaitable, Callable
 
 from model_worker.engine.admission import EngineLimits
+from model_worker.engine.collector import Collector
 from model_worker.engine.endings import Endings
 from model_worker.engine.scheduler import Preemption
 from model_worker.engine.sequence import Phase, Sequence
@@ -20,8 +20,6 @@ from model_worker.engine.steps import Steps
 from prefixcache.errors import InternalError, PrefixCacheError
 
 logger = logging.getLogger(__name__)
-
-ITERATIONS_BETWEEN_COLLECTIONS = 1_000
 
 
 class EngineLoop:
@@ -37,7 +35,7 @@ class EngineLoop:
         self._endings = Endings(self.state)
         self._steps = Steps(self.state, self._endings, on_fetched=self._wake.set)
         self._num_iterations = 0
-        self._collected_at = 0
+        self.collector = Collector(clock=clock)
         self._is_closing = False
         self._is_stopped = False
 
@@ -182,7 +180,5 @@ class EngineLoop:
         await asyncio.gather(*fetches, self.state.promoter.stop(), return_exceptions=True)
 
     async def _wait_for_work(self) -> None:
-        if self._num_iterations - self._collected_at >= ITERATIONS_BETWEEN_COLLECTIONS:
-            self._collected_at = self._num_iterations
-            gc.collect()
+        self.collector.rest(self._num_iterations)
         await self._wake.wait()

@@ -75,9 +75,9 @@ class Watch:
 
     async def run(self) -> None:
         """Take a reading every second until cancelled."""
-        for number in range(10**9):
-            await self._clock.sleep_until(self._began_at + number * INTERVAL_S)
+        while True:
             self.readings.append(await self.read())
+            await self._clock.sleep_until(self._clock.now() + INTERVAL_S)
 
     async def rest(self, *, within_s: float) -> Reading:
         """The first reading at which nothing is busy, or the last one within the time."""
