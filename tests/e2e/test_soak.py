@@ -11,7 +11,7 @@ from tests.e2e.lab import DEMO_MODEL
 from tests.e2e.processes import worker_process
 
 PLAN = SoakPlan(minutes=1.0, load=1.2, seed=7, capacity_s=15.0)
-FLAGS = ("--l1-bytes", "64MB", "--max-num-seqs", "4", "--max-waiting", "8", "--threads", "1")
+FLAGS = ("--l1-bytes", "64MB", "--max-num-seqs", "4", "--max-waiting", "4", "--threads", "1")
 # On a machine that does other work everybody is late: here the bound finds only a loop that somebody blocks.
 LOOSE_LAG_S = 5.0
 

@@ -47,14 +47,14 @@ def worker_flags(given: argparse.Namespace) -> tuple[str, ...]:
 
 def print_report(report: SoakReport) -> None:
     """Tables of what was sent, what came back and what holds."""
-    summary, cache = report.summary, report.after.stats.cache
+    summary, cache = report.summary, report.observed.after.stats.cache
     counts = {name: f"{number:,}" for name, number in (report.outcomes | report.errors).items()}
     figures = {
-        "capacity": f"{report.capacity:.2f} conversations/s, load {report.rate:.2f}/s",
+        "capacity": f"{report.observed.capacity:.2f} conversations/s, of which {report.plan.load:g} times came",
         "output": f"{summary.output_tokens_per_s:.1f} tokens/s",
         "hit ratio": f"{summary.hit_ratio or 0.0:.2f}",
         "evicted": f"{cache.evicted_blocks:,} of {cache.published_blocks:,} blocks",
-        "gave way": f"{report.after.stats.engine.num_preemptions:,}",
+        "gave way": f"{report.observed.after.stats.engine.num_preemptions:,}",
     }
     if summary.ttft is not None:
         figures["first token"] = f"{summary.ttft.p50_s:.2f} s in half, {summary.ttft.p99_s:.2f} s in 99 %"

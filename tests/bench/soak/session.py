@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from prefixcache.load.runner import Limits, Runner
 from prefixcache.load.sample import Sample
 from prefixcache.load.summary import Summary, summarize
 from prefixcache.load.token_source import TokenSource
-from tests.bench.soak.aftermath import compare_alone
+from tests.bench.soak.aftermath import Comparison, compare_alone
 from tests.bench.soak.judgement import MINUTE_S, Bounds, Findings, Verdict, judge
 from tests.bench.soak.load import LONGEST_TOKENS, soak_load
 from tests.bench.soak.target import TIMEOUT_S, SoakTarget
@@ -49,17 +49,26 @@ class SoakedWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """What was seen of the worker; ``capacity`` are conversations a second, ``readings`` begin with the load."""
+
+    capacity: float
+    samples: list[Sample]
+    readings: list[Reading]
+    before: Reading
+    after: Reading
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True)
 class SoakReport:
-    """``capacity`` and ``rate`` are conversations a second; ``outcomes`` are requests that went as they should."""
+    """``outcomes`` are requests that went as they should, ``errors`` the others."""
 
     plan: SoakPlan
-    capacity: float
-    rate: float
+    observed: Observed
     outcomes: dict[str, int]
     errors: dict[str, int]
     summary: Summary
-    readings: Sequence[Reading]
-    after: Reading
     verdicts: list[Verdict]
 
     @property
@@ -71,11 +80,12 @@ class SoakReport:
         """Everything, with a row of each reading."""
         return {
             "plan": asdict(self.plan),
-            **{name: getattr(self, name) for name in ("capacity", "rate", "outcomes", "errors", "holds")},
+            "capacity": self.observed.capacity,
+            **{name: getattr(self, name) for name in ("outcomes", "errors", "holds")},
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "summary": asdict(self.summary),
-            "after": asdict(self.after.stats),
-            "readings": [reading.row() for reading in self.readings],
+            "after": asdict(self.observed.after.stats),
+            "readings": [reading.row() for reading in self.observed.readings],
         }
 
 
@@ -90,45 +100,43 @@ class Session:
 
     async def run(self, bounds: Bounds) -> SoakReport:
         """Overload the worker, let it come to rest, compare answers, judge."""
-        plan = self._plan
         async with (
             AsyncClient(self._worker.address, timeout=TIMEOUT_S) as client,
             self._target(num_kept=bounds.num_compared) as target,
         ):
-            info = await client.model_info()
-            source = TokenSource(info.vocab_size, seed=plan.seed, excluded=info.eos_token_ids)
-            load = soak_load(source, seed=plan.seed)
-            await _fill_slots(client, source, num_slots=info.max_num_seqs)
-            capacity = await self._capacity(load, concurrency=CLIENTS_PER_SEQUENCE * info.max_num_seqs)
-            before = await self._watch(client).rest(within_s=REST_S)
-            rate = plan.load * capacity
-            self._say(f"it takes {capacity:.2f} conversations a second; {rate:.2f} come for {plan.minutes:g} min")
-            watch = self._watch(client)
-            samples = await self._overload(target, load, rate=rate, watch=watch)
-            await watch.rest(within_s=REST_S)
-            self._say(f"comparing {len(target.kept)} answers with the same alone")
-            comparison = await compare_alone(client, target.kept)
-            after = await watch.rest(within_s=REST_S)
+            observed = await self._observe(client, target)
         findings = Findings(
             errors=target.errors,
             first_error=target.first_error,
-            readings=watch.readings,
-            before=before,
-            after=after,
-            comparison=comparison,
+            readings=observed.readings,
+            before=observed.before,
+            after=observed.after,
+            comparison=observed.comparison,
             num_tracebacks=self._worker.log.read_text(errors="replace").count("Traceback"),
         )
         return SoakReport(
-            plan=plan,
-            capacity=capacity,
-            rate=rate,
+            plan=self._plan,
+            observed=observed,
             outcomes=dict(target.outcomes),
             errors=dict(target.errors),
-            summary=summarize(samples),
-            readings=watch.readings,
-            after=after,
+            summary=summarize(observed.samples),
             verdicts=judge(findings, bounds),
         )
+
+    async def _observe(self, client: AsyncClient, target: SoakTarget) -> Observed:
+        info = await client.model_info()
+        source = TokenSource(info.vocab_size, seed=self._plan.seed, excluded=info.eos_token_ids)
+        load = soak_load(source, seed=self._plan.seed)
+        await _fill_slots(client, source, num_slots=info.max_num_seqs)
+        capacity = await self._capacity(load, concurrency=CLIENTS_PER_SEQUENCE * info.max_num_seqs)
+        before = await self._watch(client).rest(within_s=REST_S)
+        watch = self._watch(client)
+        samples = await self._overload(target, load, rate=self._plan.load * capacity, watch=watch)
+        await watch.rest(within_s=REST_S)
+        self._say(f"comparing {len(target.kept)} answers with the same alone")
+        comparison = await compare_alone(client, target.kept)
+        after = await watch.rest(within_s=REST_S)
+        return Observed(capacity, samples, watch.readings, before, after, comparison)
 
     def _target(self, *, num_kept: int) -> SoakTarget:
         return SoakTarget(self._worker.address, num_kept=num_kept, rng=random.Random(f"{self._plan.seed}: target"))
@@ -145,13 +153,14 @@ class Session:
             runner = Runner(target, self._clock, Limits(duration_s=duration_s))
             await runner.run_closed(planned_now(_noted(load, begun)), concurrency=concurrency)
         num_ended = sum(duration_s / 3 < sample.end_s <= duration_s for sample in runner.samples)
-        return num_ended / (duration_s * 2 / 3) * len(begun) / len(runner.samples)
+        return max(num_ended, 1) / (duration_s * 2 / 3) * len(begun) / len(runner.samples)
 
     async def _overload(
         self, target: SoakTarget, load: Iterator[Conversation], *, rate: float, watch: Watch
     ) -> list[Sample]:
         """The requests of an open loop, while the worker is watched."""
         plan = self._plan
+        self._say(f"{rate:.2f} conversations a second come for {plan.minutes:g} min")
         runner = Runner(target, self._clock, Limits(duration_s=plan.minutes * MINUTE_S))
         planned = poisson_arrivals(planned_now(load), rate=rate, rng=random.Random(f"{plan.seed}: arrivals"))
         async with _meanwhile(watch.run()), _meanwhile(self._tell(runner, target, watch)):

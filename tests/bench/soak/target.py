@@ -19,7 +19,6 @@ FINISHED: Final = "finished"
 REFUSED: Final = "refused"
 LEFT: Final = "left by the client"
 OVERDUE: Final = "over the client's deadline"
-NUM_CONNECTIONS: Final = 4
 TIMEOUT_S: Final = 300.0
 
 
@@ -40,7 +39,7 @@ class SoakTarget:
     """
 
     def __init__(self, address: str, *, num_kept: int, rng: random.Random) -> None:
-        self._clients = [AsyncClient(address, timeout=TIMEOUT_S, retries=0) for _ in range(NUM_CONNECTIONS)]
+        self._client = AsyncClient(address, timeout=TIMEOUT_S, retries=0)
         self._num_kept = num_kept
         self._num_comparable = 0
         self._rng = rng
@@ -52,7 +51,7 @@ class SoakTarget:
     async def send(self, request: Request, on_tokens: Callable[[int], None]) -> Answer:
         """Generate; see ``Target``. RequestCancelled where the client goes away."""
         assert isinstance(request, SoakRequest)
-        stream = self._rng.choice(self._clients).stream(request.prompt, **request.options)
+        stream = self._client.stream(request.prompt, **request.options)
         try:
             result = await self._read(stream, request, on_tokens)
         except PrefixCacheError as error:
@@ -115,8 +114,7 @@ class SoakTarget:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for client in self._clients:
-            await client.close()
+        await self._client.close()
 
 
 class _Gone(RequestCancelled):
