@@ -171,7 +171,7 @@ class Session:
         while True:
             await asyncio.sleep(PROGRESS_S)
             counts = ", ".join(f"{number} {name}" for name, number in (target.outcomes + target.errors).items())
-            memory = f"{watch.readings[-1].resident_bytes / 1e6:.0f} MB" if watch.readings else "not read yet"
+            memory = f"{watch.readings[-1].own_bytes / 1e6:.0f} MB" if watch.readings else "not read yet"
             self._say(f"{runner.elapsed_s:4.0f} s: {counts}; memory {memory}")
 
 

@@ -14,17 +14,17 @@ INTERVAL_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The worker at one moment of the load; ``num_files`` are open file descriptors, sockets among them."""
+    """The worker at one moment of the load; ``num_files`` are open file descriptors, sockets among them.
+
+    ``own_bytes`` is resident memory without what is mapped from files, such as weights, of which the system takes
+    back and reads again as much as it likes.
+    """
 
     at_s: float
+    own_bytes: int
     num_threads: int
     num_files: int
     stats: WorkerStats
-
-    @property
-    def resident_bytes(self) -> int:
-        """Memory of the process."""
-        return self.stats.resident_bytes
 
     @property
     def is_busy(self) -> bool:
@@ -46,7 +46,8 @@ class Reading:
         engine, latency = self.stats.engine, self.stats.latency
         return {
             "at_s": round(self.at_s, 2),
-            "resident_mb": round(self.resident_bytes / 1e6, 2),
+            "own_mb": round(self.own_bytes / 1e6, 2),
+            "resident_mb": round(self.stats.resident_bytes / 1e6, 2),
             "num_running": engine.num_running,
             "num_waiting": engine.num_waiting,
             "num_parked": engine.num_parked,
@@ -70,8 +71,14 @@ class Watch:
     async def read(self) -> Reading:
         """The worker now."""
         stats = await self._client.stats()
-        at_s = self._clock.now() - self._began_at
-        return Reading(at_s, self._process.num_threads(), self._process.num_fds(), stats)
+        process, memory = self._process, self._process.memory_info()
+        return Reading(
+            at_s=self._clock.now() - self._began_at,
+            own_bytes=memory.rss - getattr(memory, "shared", 0),
+            num_threads=process.num_threads(),
+            num_files=process.num_fds(),
+            stats=stats,
+        )
 
     async def run(self) -> None:
         """Take a reading every second until cancelled."""
