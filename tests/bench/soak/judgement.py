@@ -97,7 +97,9 @@ def loop_lags_s(readings: Sequence[Reading], *, settle_s: float) -> list[float]:
 def _memory(readings: Sequence[Reading], bounds: Bounds) -> Verdict:
     growth = growth_mb_per_min(readings, settle_s=bounds.settle_s)
     bound = f"at most {bounds.max_growth_mb_per_min:.3g} MB/min after {bounds.settle_s:.0f} s"
-    return Verdict("memory growth", f"{growth:+.2f} MB/min", bound, growth <= bounds.max_growth_mb_per_min)
+    ends = " to ".join(f"{reading.own_bytes / 1e6:.0f}" for reading in (*readings[:1], *readings[-1:]))
+    found = f"{growth:+.2f} MB/min; in all from {ends} MB"
+    return Verdict("memory growth", found, bound, growth <= bounds.max_growth_mb_per_min)
 
 
 def _errors(findings: Findings) -> Verdict:
