@@ -31,7 +31,7 @@ define pip_install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-oldest test-slow lint format types imports protos protos-check bench clean
+.PHONY: help setup demo serve test test-oldest test-slow lint format types imports protos protos-check bench soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ bench: setup ## measure time to first token, time per token, the index, the tier
 	$(BIN)/python -m tests.bench.index --format json $(ARGS)
 	$(BIN)/python -m tests.bench.tiers --format json $(ARGS)
 	$(BIN)/python -m tests.bench.load --format json $(ARGS)
+
+soak: setup ## overload a worker for ten minutes and judge memory, errors, answers, what is left; ARGS="--minutes 2"
+	$(BIN)/python -m tests.bench.soak $(ARGS)
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*

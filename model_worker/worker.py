@@ -4,6 +4,7 @@ Start: device, model, memory plan, canary, qualification, cache, engine, server.
 the reverse: no new calls, running ones within the grace, engine, threads.
 """
 
+import ctypes
 import gc
 import logging
 import sys
@@ -274,10 +275,19 @@ def _describe(
 def tune_process() -> None:
     """Set this process, once all is loaded, for nothing but serving.
 
-    What was loaded is kept out of every later collection; full passes run when the engine is idle.
+    What was loaded is kept out of every later collection; full passes run when the engine is idle. Memory that
+    loading freed goes back to the system.
     """
     sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 1_000_000)
+    give_memory_back()
+
+
+def give_memory_back() -> None:
+    """Return free memory to the system that glibc keeps below some block in use; other C libraries do so themselves."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -59,11 +59,8 @@ class Admission:
         """Root of the chains of all requests with this salt."""
         return scope_root(self._namespace_digest, scope_salt(LOCAL_TENANT, cache_salt, secret=None))
 
-    def prepare(self, request: GenerateRequest, *, now: float) -> Sequence:
-        """A sequence ready for the queue, the first of its samples.
-
-        Raises InvalidRequest with the field, its value and what to do.
-        """
+    def check(self, request: GenerateRequest) -> None:
+        """Raise InvalidRequest, with the field, its value and what to do, for what the model cannot do."""
         max_new_tokens = self._max_new_tokens(request)
         if request.stopping.min_new_tokens > max_new_tokens:
             raise InvalidRequest(
@@ -71,13 +68,16 @@ class Admission:
                 f"generated; ask for fewer, or raise max_new_tokens"
             )
         self._check_ids(request.prompt_token_ids)
+
+    def prepare(self, request: GenerateRequest, *, now: float) -> Sequence:
+        """A sequence ready for the queue, the first of its samples, of a request that was checked."""
         ids = request.prompt_token_ids
         if request.only_warms:
             ids = ids[: len(ids) // self._limits.block_size * self._limits.block_size]
         run = CanonicalRun(
             ids, token_bytes(ids), self.scope_root(request.cache_salt), bypasses_cache=request.bypass_prefix_cache
         )
-        context = self._sampler_context(request, max_new_tokens)
+        context = self._sampler_context(request, self._max_new_tokens(request))
         first = Sequence(request, run, arrived_at=now)
         for _ in range(1, request.sampling.num_samples):
             Sequence(request, replace(run), arrived_at=now).join(first.samples)

@@ -120,3 +120,4 @@ class Endings:
         logger.info("request %s %s", record.request_id, record.outcome, extra={"record": record.log_fields()})
         if record.outcome == "finished":
             sequence.mailbox.put(Finished(record))
+        sequence.samples.clear()  # they know each other, and a busy worker makes no full collection

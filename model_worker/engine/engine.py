@@ -273,8 +273,9 @@ class Engine:
             raise InvalidRequest(
                 f"request_id is {request.request_id!r}, which a waiting or running request has; send another or none"
             )
+        self._loop.admission.check(request)
+        check_room(self._loop.scheduler, self._loop.ledger, num_samples=request.sampling.num_samples)
         sequence = self._loop.admission.prepare(request, now=self._clock())
-        check_room(self._loop.scheduler, self._loop.ledger, num_samples=len(sequence.samples))
         self._open[request.request_id] = sequence
         self._loop.enqueue(sequence)
         return sequence
@@ -288,5 +289,6 @@ class Engine:
     async def _watch_lag(self) -> None:
         while True:
             due = self._clock() + LAG_PERIOD_S
+            self._loop.collector.work()
             await asyncio.sleep(LAG_PERIOD_S)
             self._loop.ledger.note_lag(max(0.0, self._clock() - due))

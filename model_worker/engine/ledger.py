@@ -28,7 +28,7 @@ def _learned(known: float | None, measured: float) -> float:
 
 
 class Ledger:
-    """Totals since start and the distributions of the last 1,024 requests."""
+    """Totals since start and the distributions of the last 1,024 requests and iterations."""
 
     def __init__(self) -> None:
         self.requests = RequestStats()
@@ -37,6 +37,8 @@ class Ledger:
         self._tpot: deque[float] = deque(maxlen=NUM_RECENT)
         self._total: deque[float] = deque(maxlen=NUM_RECENT)
         self._loop_lag: deque[float] = deque(maxlen=NUM_RECENT)
+        self._iteration: deque[float] = deque(maxlen=NUM_RECENT)
+        self._iteration_overhead: deque[float] = deque(maxlen=NUM_RECENT)
         self._prefill_s_per_token: float | None = None
         self._service_s: float | None = None
         self.fetches: Counter[str] = Counter()
@@ -53,6 +55,11 @@ class Ledger:
     def note_lag(self, seconds: float) -> None:
         """Remember how late the loop was."""
         self._loop_lag.append(seconds)
+
+    def note_iteration(self, seconds: float, *, on_model_thread_s: float) -> None:
+        """Remember how long an iteration took, and how much of that the model thread did not work."""
+        self._iteration.append(seconds)
+        self._iteration_overhead.append(max(0.0, seconds - on_model_thread_s))
 
     @property
     def prefill_s_per_token(self) -> float | None:
@@ -98,4 +105,6 @@ class Ledger:
             tpot=percentiles(self._tpot),
             total=percentiles(self._total),
             loop_lag=percentiles(self._loop_lag),
+            iteration=percentiles(self._iteration),
+            iteration_overhead=percentiles(self._iteration_overhead),
         )

@@ -6,11 +6,11 @@ the caller's task.
 """
 
 import asyncio
-import gc
 import logging
 from collections.abc import Awaitable, Callable
 
 from model_worker.engine.admission import EngineLimits
+from model_worker.engine.collector import Collector
 from model_worker.engine.endings import Endings
 from model_worker.engine.scheduler import Preemption
 from model_worker.engine.sequence import Phase, Sequence
@@ -20,8 +20,6 @@ from model_worker.engine.steps import Steps
 from prefixcache.errors import InternalError, PrefixCacheError
 
 logger = logging.getLogger(__name__)
-
-ITERATIONS_BETWEEN_COLLECTIONS = 1_000
 
 
 class EngineLoop:
@@ -37,7 +35,7 @@ class EngineLoop:
         self._endings = Endings(self.state)
         self._steps = Steps(self.state, self._endings, on_fetched=self._wake.set)
         self._num_iterations = 0
-        self._collected_at = 0
+        self.collector = Collector(clock=clock)
         self._is_closing = False
         self._is_stopped = False
 
@@ -99,8 +97,7 @@ class EngineLoop:
         try:
             while not self._is_stopped and (self.scheduler.has_work or not self._is_closing):
                 self._wake.clear()
-                self._endings.reap()
-                if not await self._work():
+                if not await self._turn():
                     await self._wait_for_work()
             await self._end_fetches()
         except Exception:
@@ -108,6 +105,17 @@ class EngineLoop:
             await self._end_fetches()
             self._endings.fail_all(InternalError("the engine failed; see the worker's log and restart it"))
             raise
+
+    async def _turn(self) -> bool:
+        """One turn of the loop; an iteration in which the model thread worked is timed. Whether anything was done."""
+        thread, num_before = self.state.parts.thread, self._num_iterations
+        started_at, busy_s = self.state.clock(), thread.busy_s
+        self._endings.reap()
+        has_worked = await self._work()
+        on_model_thread_s = thread.busy_s - busy_s
+        if self._num_iterations > num_before and on_model_thread_s > 0:
+            self.ledger.note_iteration(self.state.clock() - started_at, on_model_thread_s=on_model_thread_s)
+        return has_worked
 
     async def _work(self) -> bool:
         """One iteration, or a step of recomputation where nobody waits or runs; whether anything was done."""
@@ -190,7 +198,5 @@ class EngineLoop:
         await asyncio.gather(*fetches, self.state.promoter.stop(), return_exceptions=True)
 
     async def _wait_for_work(self) -> None:
-        if self._num_iterations - self._collected_at >= ITERATIONS_BETWEEN_COLLECTIONS:
-            self._collected_at = self._num_iterations
-            gc.collect()
+        self.collector.rest(self._num_iterations)
         await self._wake.wait()

@@ -53,7 +53,10 @@ class Mailbox:
         """The next event, or its error raised."""
         event = self._taken.popleft() if self._taken else self._joined(await self._queue.get())
         if isinstance(event, PrefixCacheError):
-            raise event
+            try:
+                raise event
+            finally:
+                del event  # its traceback knows this frame: together they would wait for a full collection
         return event
 
     def _joined(self, first: Event | PrefixCacheError) -> Event | PrefixCacheError:
@@ -94,7 +97,7 @@ def _join(parts: list[TokensGenerated]) -> TokensGenerated:
 class Sequence:
     """State of one sample of a request; ``run`` is the canonical prefill of its prompt and owns slot and lease.
 
-    ``samples`` are all of the request, this one at place ``number``; they have one mailbox.
+    ``samples`` are all of the request until the last of them ends, this one at place ``number``; with one mailbox.
     ``parked`` is its KV while it has no slot, given up in phase ``parked_in``.
     """
 

@@ -69,12 +69,14 @@ class Percentiles:
 
 @dataclass(slots=True)
 class LatencyStats:
-    """Distributions over recent requests."""
+    """Distributions over recent requests, and of recent iterations."""
 
     ttft: Percentiles = field(default_factory=Percentiles)
     tpot: Percentiles = field(default_factory=Percentiles)
     total: Percentiles = field(default_factory=Percentiles)
     loop_lag: Percentiles = field(default_factory=Percentiles)
+    iteration: Percentiles = field(default_factory=Percentiles)
+    iteration_overhead: Percentiles = field(default_factory=Percentiles)
 
 
 @dataclass(frozen=True, slots=True)

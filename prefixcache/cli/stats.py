@@ -44,7 +44,7 @@ def stats(
     for tier in worker.tiers:
         print_pairs(f"tier {tier.name}", _tier_pairs(tier))
     print_pairs("engine", _engine_pairs(worker.engine))
-    print_pairs("times (half / 90 % / 99 % of recent requests)", _latency_pairs(worker.latency))
+    print_pairs("times (half / 90 % / 99 % of recent ones)", _latency_pairs(worker.latency))
 
 
 def _worker_pairs(worker: "WorkerStats", *, address: str) -> dict[str, str]:
@@ -161,6 +161,8 @@ def _latency_pairs(latency: "LatencyCounters") -> dict[str, str]:
         "per token": _spread(latency.tpot),
         "whole request": _spread(latency.total),
         "loop lag": _spread(latency.loop_lag),
+        "iteration": _spread(latency.iteration),
+        "iteration outside the model": _spread(latency.iteration_overhead),
     }
 
 

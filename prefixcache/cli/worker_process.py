@@ -46,6 +46,11 @@ class WorkerProcess:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def wait_ready(self) -> Ready:
         """Wait for the line that says the worker serves; EngineStopped if it ends before."""
         assert self._process.stdout is not None

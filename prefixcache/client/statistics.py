@@ -75,7 +75,7 @@ class EngineCounters:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """A distribution over recent requests, in seconds."""
+    """A distribution over recent requests, iterations or measurements, in seconds."""
 
     p50_s: float
     p90_s: float
@@ -84,12 +84,18 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class LatencyCounters:
-    """Distributions of time to first token, time per output token, whole requests and event loop lag."""
+    """Distributions of time to first token, time per output token, whole requests and event loop lag.
+
+    ``iteration`` is a turn of the engine's loop with its forwards, ``iteration_overhead`` what of it was not spent on
+    the model's thread.
+    """
 
     ttft: Percentiles
     tpot: Percentiles
     total: Percentiles
     loop_lag: Percentiles
+    iteration: Percentiles = Percentiles(0.0, 0.0, 0.0)
+    iteration_overhead: Percentiles = Percentiles(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

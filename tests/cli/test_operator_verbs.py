@@ -58,7 +58,11 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
         ),
         requests=admin_pb2.RequestStats(deadline_exceeded=31),
         failed_calls={"NOT_FOUND": 1, "INVALID_ARGUMENT": 2000},
-        latency=admin_pb2.LatencyStats(ttft=admin_pb2.Percentiles(p50_s=0.025, p90_s=0.5, p99_s=1.5)),
+        latency=admin_pb2.LatencyStats(
+            ttft=admin_pb2.Percentiles(p50_s=0.025, p90_s=0.5, p99_s=1.5),
+            iteration=admin_pb2.Percentiles(p50_s=0.03, p90_s=0.04, p99_s=0.08),
+            iteration_overhead=admin_pb2.Percentiles(p50_s=0.0003, p90_s=0.0004, p99_s=0.001),
+        ),
         fetches={"fetched": 3, "declined": 1},
         tiers=[
             admin_pb2.TierStats(
@@ -95,6 +99,8 @@ def worker_stats() -> admin_pb2.GetStatsResponse:
         "2 MB of 4 GB",
         "2 of 8",
         "25 ms / 500 ms / 1.5 s",
+        "30 ms / 40 ms / 80 ms",
+        "0.3 ms / 0.4 ms / 1 ms",
         "too late              31",
         "2,000 INVALID_ARGUMENT, 1 NOT_FOUND",
         "numerics  fast",
@@ -113,6 +119,7 @@ def test_stats_as_json_have_every_figure(run: Run, servicer: RecordingServicer) 
     servicer.script("GetStats", worker_stats())
     stats = json.loads(run("stats", "--format", "json").stdout)
     assert (stats["tokens"]["prompt"], stats["latency"]["ttft"]["p99_s"]) == (12345, 1.5)
+    assert stats["latency"]["iteration_overhead"]["p90_s"] == 0.0004
 
 
 def test_lookup_asks_for_what_generate_would_send(run: Run, servicer: RecordingServicer) -> None:

@@ -59,3 +59,16 @@ def test_a_snapshot_of_the_totals_does_not_change_later() -> None:
     before = ledger.tokens()
     ledger.note_prefill(5, 1.0)
     assert before.computed == 0
+
+
+def test_the_overhead_of_an_iteration_is_what_the_model_thread_did_not_take() -> None:
+    ledger = Ledger()
+    ledger.note_iteration(1.0, on_model_thread_s=0.75)
+    assert ledger.latency().iteration == Percentiles(1.0, 1.0, 1.0)
+    assert ledger.latency().iteration_overhead == Percentiles(0.25, 0.25, 0.25)
+
+
+def test_an_operation_begun_before_its_iteration_makes_no_overhead_below_zero() -> None:
+    ledger = Ledger()
+    ledger.note_iteration(1.0, on_model_thread_s=1.5)
+    assert ledger.latency().iteration_overhead == Percentiles()

@@ -57,3 +57,14 @@ async def test_a_closed_thread_cancels_who_asks_it() -> None:
     thread.close()
     with pytest.raises(asyncio.CancelledError):
         await thread.run(lambda: None)
+
+
+async def test_time_in_operations_is_summed_up_also_where_they_fail() -> None:
+    times = iter([1.0, 3.0, 10.0, 14.0])
+    thread = ModelThread(clock=lambda: next(times))
+    await thread.run(lambda: None)
+    assert thread.busy_s == 2.0
+    with pytest.raises(ZeroDivisionError):
+        await thread.run(lambda: 1 / 0)
+    assert thread.busy_s == 6.0
+    thread.close()

@@ -640,7 +640,9 @@ Global___EngineStats: _TypeAlias = EngineStats  # noqa: Y015
 
 @_typing.final
 class Percentiles(_message.Message):
-    """Percentiles in seconds over the most recent requests (at most 1,024)."""
+    """Percentiles in seconds over the most recent requests, iterations or
+    measurements (at most 1,024).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -648,7 +650,7 @@ class Percentiles(_message.Message):
     P90_S_FIELD_NUMBER: _builtins.int
     P99_S_FIELD_NUMBER: _builtins.int
     p50_s: _builtins.float
-    """Half of the requests were at most this."""
+    """Half of them were at most this."""
     p90_s: _builtins.float
     """90 % were."""
     p99_s: _builtins.float
@@ -678,6 +680,8 @@ class LatencyStats(_message.Message):
     TPOT_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     LOOP_LAG_FIELD_NUMBER: _builtins.int
+    ITERATION_FIELD_NUMBER: _builtins.int
+    ITERATION_OVERHEAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ttft(self) -> Global___Percentiles:
         """Time to first token."""
@@ -694,6 +698,18 @@ class LatencyStats(_message.Message):
     def loop_lag(self) -> Global___Percentiles:
         """How late the event loop ran its timer."""
 
+    @_builtins.property
+    def iteration(self) -> Global___Percentiles:
+        """Iterations: prefill blocks and a decode step, with all that the engine does
+        around them.
+        """
+
+    @_builtins.property
+    def iteration_overhead(self) -> Global___Percentiles:
+        """The part of an iteration in which the model thread did not work: scheduling,
+        bookkeeping, delivery of tokens, and the way to that thread and back.
+        """
+
     def __init__(
         self,
         *,
@@ -701,10 +717,12 @@ class LatencyStats(_message.Message):
         tpot: Global___Percentiles | None = ...,
         total: Global___Percentiles | None = ...,
         loop_lag: Global___Percentiles | None = ...,
+        iteration: Global___Percentiles | None = ...,
+        iteration_overhead: Global___Percentiles | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["loop_lag", b"loop_lag", "total", b"total", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "iteration_overhead", b"iteration_overhead", "loop_lag", b"loop_lag", "total", b"total", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loop_lag", b"loop_lag", "total", b"total", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "iteration_overhead", b"iteration_overhead", "loop_lag", b"loop_lag", "total", b"total", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
