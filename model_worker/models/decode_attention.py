@@ -164,16 +164,15 @@ def _attend_own(kv: Tensor, plan: DecodePlan) -> Tensor:
 def _attend_products(kv: Tensor, plan: DecodePlan) -> Tensor:
     """``[num_kv_heads, rows, group_rows, head_dim]``."""
     for product, start, end in plan.products:
-        scores = plan.scores[:, product.rows, :, start:end]
+        queries, scores = plan.queries[:, product.rows], plan.scores[:, product.rows, :, start:end]
         if product.is_shared:
             keys, _ = _shared_kv(kv, product, plan)
-            queries = plan.queries[:, product.rows].flatten(1, 2)
-            into = plan.scores[:, product.rows].flatten(1, 2)[:, :, start:end]
-            torch.bmm(queries, keys[:, start:end].transpose(1, 2), out=into)
+            found = torch.bmm(queries.flatten(1, 2), keys[:, start:end].transpose(1, 2))
+            scores.copy_(found.view(scores.shape))
         else:
             keys, _ = _own_kv(kv, product, plan)
-            own = torch.bmm(_rows_first(plan.queries[:, product.rows]), keys[:, start:end].transpose(1, 2))
-            scores.copy_(own.view(product.num_rows, *plan.kv.shape[2:3], *own.shape[1:]).transpose(0, 1))
+            found = torch.bmm(_rows_first(queries), keys[:, start:end].transpose(1, 2))
+            scores.copy_(found.view(product.num_rows, kv.shape[1], *found.shape[1:]).transpose(0, 1))
     weights, total = _softmax(plan), torch.empty_like(plan.queries)
     for product, start, end in plan.products:
         _add_weighted(total[:, product.rows], weights[:, product.rows], (product, start, end), kv, plan)
