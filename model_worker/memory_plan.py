@@ -16,14 +16,15 @@ PROCESS_BYTES = 800 << 20
 class MemoryPlan:
     """Bytes by part.
 
-    ``parking`` is for the KV of sequences that gave their slots up, ``write_queues`` hold blocks on their
-    way to tiers; ``process`` is what Python and torch take.
+    ``scores`` are those of one layer's attention, ``parking`` is for the KV of sequences that gave their slots
+    up, ``write_queues`` hold blocks on their way to tiers; ``process`` is what Python and torch take.
     """
 
     weights: int
     packed_weights: int
     slots: int
     l1: int
+    scores: int = 0
     parking: int = 0
     write_queues: int = 0
     process: int = PROCESS_BYTES
@@ -35,6 +36,7 @@ class MemoryPlan:
             "packed_weights": self.packed_weights,
             "slots": self.slots,
             "l1": self.l1,
+            "scores": self.scores,
             "parking": self.parking,
             "write_queues": self.write_queues,
             "process": self.process,

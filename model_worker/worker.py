@@ -28,6 +28,7 @@ from model_worker.memory_plan import MemoryPlan, available_bytes, free_bytes
 from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
 from model_worker.models.conversion import digest_folder
+from model_worker.models.costs import scores_bytes
 from model_worker.models.loading import (
     LoadedModel,
     LoadOptions,
@@ -102,7 +103,7 @@ def build_on(
     startup.note("load")
     limits = _limits(settings, model)
     slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=model.device)
-    plan = _plan(settings, model, slots)
+    plan = _plan(settings, model, slots, limits)
     strict_namespace = _strict_namespace(model, canary=canary_digest(model))
     namespace = limits.numerics.namespace(strict_namespace)
     startup.note("canary")
@@ -206,12 +207,14 @@ def _check_window(settings: WorkerSettings, model: LoadedModel) -> None:
         )
 
 
-def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool) -> MemoryPlan:
+def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool, limits: EngineLimits) -> MemoryPlan:
+    forward_tokens = limits.numerics.max_forward_blocks * model.layout.block_size
     plan = MemoryPlan(
         weights=model.weights_bytes,
         packed_weights=model.packed_bytes,
         slots=slots.total_bytes,
         l1=settings.l1_bytes if settings.is_cache_enabled else 0,
+        scores=scores_bytes(model, prefill_tokens=forward_tokens, decode_rows=limits.max_num_seqs),
         parking=settings.parking_bytes,
         write_queues=settings.tiers.num_tiers * settings.tiers.write_queue_bytes,
     )

@@ -91,6 +91,7 @@ def test_what_is_told_is_what_was_built(build_tiny: Build) -> None:
     assert told.namespace_fields["profile.threads"] == "1"
     assert told.memory_plan_bytes["l1"] == 1 << 20
     assert told.memory_plan_bytes["slots"] == built.slots.total_bytes
+    assert told.memory_plan_bytes["scores"] == 2 * max(2 * 8, 2 * 4 * 4) * 100 * 4
     assert told.has_chat_template
     assert told.is_cache_enabled
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from model_worker.models.decode_attention import group_rows
 from model_worker.models.linear import PackedLinear
 from model_worker.models.loading import LoadedModel
 
@@ -28,6 +29,14 @@ def decode_bytes(model: LoadedModel, num_tokens: int) -> int:
     """Bytes that one step of one sequence of ``num_tokens`` tokens must read: weights as they lie in memory, and KV."""
     weights = sum(num_bytes for _, num_bytes in _met_by_a_token(model, model.causal.model))
     return weights + model.layout.slot_bytes(num_tokens)
+
+
+def scores_bytes(model: LoadedModel, *, prefill_tokens: int, decode_rows: int) -> int:
+    """Memory for one layer's attention scores at most: of a forward of a prompt, or of a decode and their softmax."""
+    layout = model.layout
+    by_head = model.causal.num_heads // layout.num_kv_heads
+    prefill, decode = by_head * prefill_tokens, 2 * group_rows(by_head) * decode_rows
+    return layout.num_kv_heads * max(prefill, decode) * model.max_model_len * layout.working_dtype.itemsize
 
 
 def _met_by_a_token(model: LoadedModel, part: nn.Module) -> Iterator[tuple[int, int]]:
