@@ -46,6 +46,11 @@ class CanonicalRun:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def num_left(self) -> int:
+        """Tokens that are neither cached nor computed."""
+        return len(self) - max(self.num_cached, self.num_computed)
+
 
 class Canonical:
     """Steps of canonical runs. Called on the engine's loop, one step at a time."""

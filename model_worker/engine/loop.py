@@ -156,28 +156,34 @@ class EngineLoop:
         return preemption.newcomer if self.scheduler.enter(preemption.newcomer) else None
 
     async def _work_on_prompts(self) -> None:
-        """Forwards of prompts, until the iteration holds as many blocks as it may or no prompt is left."""
+        """Forwards of prompts, until the iteration holds as many blocks as it may or no prompt is left.
+
+        A short forward counts as half a block: reading the weights alone takes about that long.
+        """
         limits = self.state.limits
-        num_left = limits.prefill_blocks
-        while num_left > 0:
+        num_halves = 2 * limits.prefill_blocks
+        while num_halves > 0:
             prefilling = self.scheduler.next_prefill()
-            if prefilling is None:
+            if prefilling is None or num_halves < min(self._halves(prefilling.run.num_left), 2):
                 return
             delays_streams = bool(self.scheduler.decoding())
-            num_blocks = limits.numerics.forward_blocks(num_left, delays_streams=delays_streams)
-            num_left -= await self._work_on_prompt(prefilling, num_blocks=num_blocks)
+            num_blocks = limits.numerics.forward_blocks(max(num_halves // 2, 1), delays_streams=delays_streams)
+            num_halves -= await self._work_on_prompt(prefilling, num_blocks=num_blocks)
             self._endings.reap()
 
     async def _work_on_prompt(self, sequence: Sequence, *, num_blocks: int) -> int:
-        """One forward of the prompt, after what is cached of it if it is its first; the blocks it took, at least 1."""
+        """One forward of the prompt, after what is cached of it if it is its first; the half blocks it took."""
         num_before = sequence.record.computed_prompt_tokens
         if sequence.phase is Phase.READY:
             await self._guarded([sequence], self._steps.begin(sequence))
             self._endings.reap()
         if sequence.phase is Phase.PREFILL:
             await self._guarded([sequence], self._steps.prefill(sequence, num_blocks=num_blocks))
-        num_computed = sequence.record.computed_prompt_tokens - num_before
-        return max(-(-num_computed // self.state.limits.block_size), 1)
+        return self._halves(sequence.record.computed_prompt_tokens - num_before)
+
+    def _halves(self, num_tokens: int) -> int:
+        """Half blocks that a forward of ``num_tokens`` tokens counts as, at least one."""
+        return max(-(-2 * num_tokens // self.state.limits.block_size), 1)
 
     async def _guarded(self, sequences: list[Sequence], operation: Awaitable[None]) -> None:
         """A fault of one operation fails its sequences and nobody else."""

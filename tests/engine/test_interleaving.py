@@ -88,6 +88,18 @@ async def test_several_prompts_share_the_blocks_of_an_iteration(start: Start) ->
     assert [name for name, _ in operations] == ["load", "prefill", "prefill", "load", "prefill", "prefill", "decode"]
 
 
+async def test_two_short_ends_of_prompts_fit_into_an_iteration_but_no_block_after_one(driver: Driver) -> None:
+    shared = random_prompt(4 * BLOCK_SIZE)
+    await driver.answer(shared, max_new_tokens=1)
+    await driver.settle()
+    operations = record_operations(driver)
+    prompts = [shared + random_prompt(BLOCK_SIZE // 2, seed=seed) for seed in range(3)]
+    prompts.append(random_prompt(2 * BLOCK_SIZE, seed=9))
+    await asyncio.gather(*(driver.answer(prompt, max_new_tokens=6) for prompt in prompts))
+    names = [name for name, _ in operations if name != "load"]
+    assert names[:8] == ["prefill", "prefill", "decode", "prefill", "decode", "prefill", "decode", "prefill"]
+
+
 async def test_answers_do_not_depend_on_the_blocks_of_an_iteration(start: Start) -> None:
     prompts = [random_prompt(5 * BLOCK_SIZE + 3, seed=seed) for seed in range(4)]
     expected, logits = [], []
