@@ -102,8 +102,8 @@ def build_on(
     model = _load(settings)
     startup.note("load")
     limits = _limits(settings, model)
+    plan = _plan(settings, model, limits)
     slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=model.device)
-    plan = _plan(settings, model, slots, limits)
     strict_namespace = _strict_namespace(model, canary=canary_digest(model))
     namespace = limits.numerics.namespace(strict_namespace)
     startup.note("canary")
@@ -207,12 +207,12 @@ def _check_window(settings: WorkerSettings, model: LoadedModel) -> None:
         )
 
 
-def _plan(settings: WorkerSettings, model: LoadedModel, slots: SlotPool, limits: EngineLimits) -> MemoryPlan:
+def _plan(settings: WorkerSettings, model: LoadedModel, limits: EngineLimits) -> MemoryPlan:
     forward_tokens = limits.numerics.max_forward_blocks * model.layout.block_size
     plan = MemoryPlan(
         weights=model.weights_bytes,
         packed_weights=model.packed_bytes,
-        slots=slots.total_bytes,
+        slots=limits.max_num_seqs * model.layout.slot_bytes(limits.max_model_len),
         l1=settings.l1_bytes if settings.is_cache_enabled else 0,
         scores=scores_bytes(model, prefill_tokens=forward_tokens, decode_rows=limits.max_num_seqs),
         parking=settings.parking_bytes,

@@ -150,6 +150,11 @@ def test_a_plan_beyond_the_memory_is_refused_before_anything_is_taken(
         build_tiny()
 
 
+def test_more_slots_than_memory_can_ever_hold_are_refused_by_the_plan(build_tiny: Build) -> None:
+    with pytest.raises(ConfigError, match=r"slots 262 GB.*lower "):
+        build_tiny(max_num_seqs=1_000_000)
+
+
 def test_a_cache_that_is_off_takes_no_memory(build_tiny: Build) -> None:
     told = build_tiny(is_cache_enabled=False).engine.description
     assert told.memory_plan_bytes["l1"] == 0
