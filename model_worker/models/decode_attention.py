@@ -231,10 +231,14 @@ def _rows_first(by_head: Tensor) -> Tensor:
 
 
 def _pieces(start: int, end: int, partition: Partition) -> Iterator[tuple[int, int]]:
-    """Positions of each product with V between ``start`` and ``end``: one where that sums in order."""
-    if partition.sums_in_order:
-        yield start, end
-        return
+    """Positions of each product with V between ``start`` and ``end``, in order; the last may be part of a partition.
+
+    A product sums in order over whole partitions alone: another length, the library cuts elsewhere.
+    """
+    whole = end // partition.size * partition.size
+    if partition.sums_in_order and start < whole:
+        yield start, whole
+        start = whole
     for first in range(start, end, partition.size):
         yield first, min(first + partition.size, end)
 

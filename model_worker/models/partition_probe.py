@@ -9,7 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from model_worker.models.decode_attention import DecodeAttention, DecodeMember, Partition, attend_decode, group_rows
+from model_worker.models.decode_attention import (
+    END_STEP,
+    DecodeAttention,
+    DecodeMember,
+    Partition,
+    attend_decode,
+    group_rows,
+)
 from model_worker.models.layout import KvLayout
 from model_worker.models.partitions import Prefix
 from prefixcache.core.blocks import TOKEN_BYTES
@@ -17,7 +24,8 @@ from prefixcache.core.blocks import TOKEN_BYTES
 PARTITION_SIZES = (192, 256, 384, 320, 128)
 LONGEST_RUN_TOKENS = 8_192
 PROBE_SEED = 20_240_229
-NUM_PARTITIONS = 3
+MOST_WHOLE = 3
+NUM_SHIFTS = 5
 
 
 @torch.inference_mode()
@@ -48,38 +56,61 @@ def _sums_in_order(layout: KvLayout, size: int, num_rows: int) -> bool:
 
 @torch.inference_mode()
 def rows_are_alone(layout: KvLayout, partition: Partition, *, num_heads: int, max_rows: int) -> bool:
-    """Whether a row of ``attend_decode`` has the same bits in crowds of all sizes that share more or less with it."""
+    """Whether a row of ``attend_decode`` has the same bits alone and in crowds of all sizes, kinds and lengths."""
     generator, probe = torch.Generator().manual_seed(PROBE_SEED), replace(layout, num_layers=1)
     size, num_kv = partition.size, layout.num_kv_heads
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(layout.working_dtype)
 
-    kv = random(1, max_rows, num_kv, 2, (NUM_PARTITIONS + 1) * size, layout.head_dim)
-    kv[:, :, :, :, : NUM_PARTITIONS * size] = kv[:, :1, :, :, : NUM_PARTITIONS * size].clone()
+    kv = random(1, max_rows, num_kv, 2, (MOST_WHOLE + 1) * size, layout.head_dim)
+    kv[:, :, :, :, : MOST_WHOLE * size] = kv[:, :1, :, :, : MOST_WHOLE * size].clone()
     query, new = random(num_heads, max_rows, layout.head_dim), random(2 * num_kv, max_rows, layout.head_dim)
     attention = DecodeAttention(probe, partition, kv, num_heads=num_heads)
 
-    def attended(rows: range, *, shares: bool) -> Tensor:
-        members = [_member(place, size, shares=shares) for place in rows]
-        plan = attention.plan(members, num_padded=len(rows))
-        own = slice(rows.start, rows.stop)
+    def attended(members: list[DecodeMember]) -> Tensor:
+        plan = attention.plan(members, num_padded=len(members))
+        own = slice(members[0].slot, members[-1].slot + 1)
         return attend_decode(query[:, own], new[:, own], layer=0, plan=plan).clone()
 
-    alone = torch.cat([attended(range(row, row + 1), shares=False) for row in range(max_rows)])
-    crowds = [range(first, first + count) for count in range(2, max_rows + 1) for first in {0, max_rows - count}]
-    return all(
-        torch.equal(attended(crowd, shares=shares), alone[crowd.start : crowd.stop])
-        for crowd in crowds
-        for shares in (False, True)
+    def are_alone(members: list[DecodeMember], crowds: list[slice]) -> bool:
+        alone = torch.cat([attended([replace(one, prefix=_unshared(one.prefix))]) for one in members])
+        return all(torch.equal(attended(members[crowd]), alone[crowd]) for crowd in crowds)
+
+    sizes = [slice(first, first + count) for count in range(2, max_rows + 1) for first in {0, max_rows - count}]
+    pairs = [slice(first, first + 2) for first in range(max_rows - 1)]
+    return are_alone(_sharing(max_rows, size), sizes) and all(
+        are_alone(_apart(max_rows, size, shift), pairs if shift else sizes) for shift in range(NUM_SHIFTS)
     )
 
 
-def _member(place: int, size: int, *, shares: bool) -> DecodeMember:
-    """A row with two or three whole partitions, which all but the first share if any do, somewhere in the next one."""
-    num_partitions = NUM_PARTITIONS - place // 3 % 2
-    position = num_partitions * size + place * 37 % size
-    num_shared = num_partitions if shares and place else 0
-    return DecodeMember(
-        place, position, Prefix(b"", bytes(num_shared * size * TOKEN_BYTES), num_shared, num_partitions)
-    )
+def _sharing(num_rows: int, size: int) -> list[DecodeMember]:
+    """Rows that share all or all but one of their whole partitions."""
+    return [
+        _member(place, MOST_WHOLE - place // 3 % 2, place * 37 % size, size, is_shared=True)
+        for place in range(num_rows)
+    ]
+
+
+def _apart(num_rows: int, size: int, shift: int) -> list[DecodeMember]:
+    """Rows that share nothing and are of all lengths; another ``shift`` puts other lengths beside each other."""
+    return [
+        _member(
+            place,
+            (place * (1 + shift) + shift) % (MOST_WHOLE + 1),
+            (place * 37 + shift * END_STEP) % size,
+            size,
+            is_shared=False,
+        )
+        for place in range(num_rows)
+    ]
+
+
+def _member(slot: int, num_whole: int, offset: int, size: int, *, is_shared: bool) -> DecodeMember:
+    num_shared = num_whole if is_shared else 0
+    prefix = Prefix(b"", bytes(num_shared * size * TOKEN_BYTES), num_shared, num_whole)
+    return DecodeMember(slot, num_whole * size + offset, prefix)
+
+
+def _unshared(prefix: Prefix) -> Prefix:
+    return Prefix(b"", b"", 0, prefix.num_closed)

@@ -24,7 +24,7 @@ from prefixcache.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,31 @@ def test_rows_are_alone_on_this_machine(num_heads: int, num_kv_heads: int) -> No
     assert rows_are_alone(layout, partition, num_heads=num_heads, max_rows=9)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+@torch.inference_mode()
+def test_rows_of_all_lengths_have_the_bits_they_have_alone(num_threads: int) -> None:
+    """Every length of a few partitions beside every other one; products with V are cut wherever a neighbour ends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        partition = pick_partition(LAYOUT, num_heads=NUM_HEADS, max_rows=4)
+        assert partition is not None
+        attention = DecodeAttention(LAYOUT, partition, slots_of(4), num_heads=NUM_HEADS)
+        query, new = torch.randn(NUM_HEADS, 4, HEAD_DIM), torch.randn(2 * NUM_KV_HEADS, 4, HEAD_DIM)
+        positions = [0, 63, 100, 191, 192, 256, 300, 383, 384, 448, 500, 575, 576, 640, 700, 800]
+        for place in range(len(positions)):
+            rows = [(slot, positions[(place + 5 * slot) % len(positions)]) for slot in range(4)]
+            members = crowd(*((slot, position, 0) for slot, position in rows))
+            members = [replace(one, prefix=Prefix(b"", b"", 0, one.position // partition.size)) for one in members]
+            together = decode(attention, members, query, new, layer=0).clone()
+            for row in range(4):
+                own = slice(row, row + 1)
+                alone = decode(attention, members[own], query[:, own], new[:, own], layer=0)
+                assert torch.equal(alone, together[:, own]), rows
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_kernel_that_sees_the_number_of_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     multiply = torch.bmm
 
