@@ -22,8 +22,15 @@ from prefixcache.storage.remote_options import RemoteOptions
 from prefixcache.storage.tiered import WritePolicy
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from error
+
+
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return number
@@ -37,14 +44,17 @@ def _threads(text: str) -> int:
 
 
 def _not_negative(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
     return number
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 up")
     return seconds

@@ -158,6 +158,8 @@ def test_settings_that_cannot_work_end_with_2(start_worker: StartWorker) -> None
         (["--grace", "nan"], "nan is not a number of seconds"),
         (["--grace", "inf"], "inf is not a number of seconds"),
         (["--prefill-blocks", "0"], "0 is not a positive number"),
+        (["--prefill-blocks", "1.5"], "1.5 is not a whole number"),
+        (["--max-reorder-wait", "soon"], "soon is not a number of seconds from 0 up"),
         (["--max-reorder-wait=-1"], "-1 is not a number of seconds"),
     ],
 )

@@ -38,7 +38,8 @@ def bench(
         int | None, typer.Option(min=1, metavar="N", help="Closed loop: so many requests at a time; 8 by default.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(min=1e-6, metavar="PER-SECOND", help="Open loop: Poisson arrivals at this rate.")
+        float | None,
+        typer.Option(min=1e-6, max=1e6, metavar="PER-SECOND", help="Open loop: Poisson arrivals at this rate."),
     ] = None,
     num_requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="Start no more than these.")] = None,
     duration: Annotated[
@@ -119,8 +120,14 @@ def bench(
     if is_interrupted:
         raise KeyboardInterrupt
     if not all(run.summary.num_finished for run in session.runs):
-        typer.echo("error: no request was answered; see the statuses above", err=True)
+        typer.echo(f"error: {_why_nothing(session)}", err=True)
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _why_nothing(session: "Session") -> str:
+    if any(run.summary.num_requests for run in session.runs):
+        return "no request was answered; see the statuses above"
+    return "no request came due in the time given; raise --rate or --duration"
 
 
 def _report(session: "Session", *, output: OutputFormat, plot: Path | None) -> None:

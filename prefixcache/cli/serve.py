@@ -80,7 +80,7 @@ def serve(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow listening beyond this machine.")] = False,
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="TOML with these settings under [worker]; flags win over it.")
+        str | None, typer.Option(metavar="FILE", help="TOML with these settings under \\[worker]; flags win over it.")
     ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None, typer.Option(help="The least that is logged.")

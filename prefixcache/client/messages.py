@@ -38,6 +38,7 @@ _SAMPLING_FIELDS = (
 
 _TAKEN: Final[dict[int, str]] = {
     FieldDescriptor.TYPE_STRING: "valid Unicode text",
+    FieldDescriptor.TYPE_INT32: "whole numbers from -2147483648 to 2147483647",
     FieldDescriptor.TYPE_UINT32: "whole numbers from 0 to 4294967295",
     FieldDescriptor.TYPE_UINT64: "whole numbers from 0 to 18446744073709551615",
     FieldDescriptor.TYPE_FLOAT: "a number",
