@@ -148,7 +148,7 @@ def test_settings_that_cannot_work_end_with_2(start_worker: StartWorker) -> None
         (["--max-num-seqs", "0"], "0 is not a positive number"),
         (["--max-waiting", "-1"], "-1 is negative"),
         (["--l1-bytes", "much"], "'much' is not a size"),
-        (["--block-size", "x"], "invalid _positive value"),
+        (["--block-size", "x"], "x is not a whole number"),
         (["--threads", "1025"], "1025 is more than 1024 threads"),
         (["--dtype", "int4"], "invalid choice: 'int4'"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
