@@ -54,7 +54,7 @@ async def test_a_fault_in_prefill_fails_its_request_alone(driver: Driver, start_
 
 async def test_a_fault_in_a_copy_fails_its_request_alone(driver: Driver) -> None:
     await driver.warm(BAD)
-    mend = break_operation(driver, "load", lambda slot, cells, num_tokens: len(cells) > 0)
+    mend = break_operation(driver, "load", lambda slot, cells: len(cells) > 0)
     good, bad = await good_and_bad(driver)
     assert isinstance(bad, InternalError)
     assert len(good.token_ids) == 4

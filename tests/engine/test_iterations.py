@@ -38,15 +38,15 @@ class Hand:
 
 @pytest.fixture
 async def driver(build_tiny: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Driver]:
-    """An engine of which a prefill step, a decode step and the choice of who decodes take set times, all else none."""
+    """An engine of which a prefill step, a decode step and what ends an iteration take set times, all else none."""
     worker, clock = build_tiny(), Hand()
     built = worker.engine._loop.state
     thread = ModelThread(clock=clock)
     engine = Engine(replace(built.parts, thread=thread), built.limits, clock=clock)
     for name, seconds in (("prefill", PREFILL_S), ("decode", DECODE_S)):
         monkeypatch.setattr(worker.runner, name, clock.moved_by(seconds, getattr(worker.runner, name)))
-    scheduler = engine._loop.scheduler
-    monkeypatch.setattr(scheduler, "decoding", clock.moved_by(AROUND_S, scheduler.decoding))
+    publisher = engine._loop.state.publisher
+    monkeypatch.setattr(publisher, "publish_all", clock.moved_by(AROUND_S, publisher.publish_all))
     await engine.start()
     driver = Driver(replace(worker, engine=engine))
     yield driver
