@@ -29,6 +29,7 @@ from model_worker.models.canary import canary_digest
 from model_worker.models.catalog import ModelDescription, resolve
 from model_worker.models.conversion import digest_folder
 from model_worker.models.costs import scores_bytes
+from model_worker.models.decode_attention import whole_steps
 from model_worker.models.loading import (
     LoadedModel,
     LoadOptions,
@@ -103,7 +104,8 @@ def build_on(
     startup.note("load")
     limits = _limits(settings, model)
     plan = _plan(settings, model, limits)
-    slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=limits.max_model_len, device=model.device)
+    slot_tokens = whole_steps(limits.max_model_len)
+    slots = SlotPool(model.layout, num_slots=limits.max_num_seqs, max_tokens=slot_tokens, device=model.device)
     strict_namespace = _strict_namespace(model, canary=canary_digest(model))
     namespace = limits.numerics.namespace(strict_namespace)
     startup.note("canary")
@@ -212,7 +214,7 @@ def _plan(settings: WorkerSettings, model: LoadedModel, limits: EngineLimits) ->
     plan = MemoryPlan(
         weights=model.weights_bytes,
         packed_weights=model.packed_bytes,
-        slots=limits.max_num_seqs * model.layout.slot_bytes(limits.max_model_len),
+        slots=limits.max_num_seqs * model.layout.slot_bytes(whole_steps(limits.max_model_len)),
         l1=settings.l1_bytes if settings.is_cache_enabled else 0,
         scores=scores_bytes(model, prefill_tokens=forward_tokens, decode_rows=limits.max_num_seqs),
         parking=settings.parking_bytes,

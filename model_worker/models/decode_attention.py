@@ -116,8 +116,13 @@ class DecodeAttention:
         start, end = product.start * size, product.end * size
         if product.num_ending == product.num_rows:
             last = max(row.position for row in rows[product.rows]) % size
-            end += min((last // END_STEP + 1) * END_STEP, size) - size
+            end += min(whole_steps(last + 1), size) - size
         return start, end
+
+
+def whole_steps(num_tokens: int) -> int:
+    """Tokens of a slot for ``num_tokens`` ones: a product ends at whole steps, even beyond the last token."""
+    return -(-num_tokens // END_STEP) * END_STEP
 
 
 def group_rows(num_queries: int) -> int:

@@ -134,6 +134,14 @@ async def test_a_prompt_and_its_answer_may_fill_the_models_whole_window(start: S
     assert again.token_ids == answer.token_ids
 
 
+async def test_an_answer_may_end_where_a_window_of_any_length_ends(start: Start) -> None:
+    driver = await start(max_model_len=100)
+    prompt = random_prompt(90)
+    answer = await driver.answer(prompt, max_new_tokens=10)
+    assert len(answer.token_ids) == 10
+    assert (await (await start()).answer(prompt, max_new_tokens=10)).token_ids == answer.token_ids
+
+
 @pytest.fixture
 def read_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     """Partitions of 16 tokens, so that short prompts have several; how many rows read one run together."""
